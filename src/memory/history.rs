@@ -438,6 +438,12 @@ pub fn holdings(blocks: impl Iterator<Item = (Provenance, Bytes)>) -> Vec<Holdin
     holdings
 }
 
+/// The provenance and the size asked for of each block that is in use: they sum to [`super::Stats::bytes_in_use`].
+pub fn in_use(blocks: &[BlockInfo]) -> impl Iterator<Item = (Provenance, Bytes)> {
+    let owned = blocks.iter().filter(|info| info.state != BlockState::Retired);
+    owned.map(|info| (info.provenance, info.block.size))
+}
+
 /// The reason of a pin as an event carries it.
 pub(super) fn pin_reason_code(why: PinReason) -> u64 {
     u64::from(why.0)

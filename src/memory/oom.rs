@@ -31,8 +31,12 @@ pub struct OutOfMemory {
     pub largest_request: Bytes,
     /// As in [`super::Stats::reserved_bytes`].
     pub reserved: Bytes,
+    /// What the limit still allowed to be taken from the device.
+    pub growth: Bytes,
     /// The arena's limit.
     pub limit: Bytes,
+    /// Whether it was for a program's scratch.
+    pub is_scratch: bool,
     /// What is known beyond the numbers.
     pub story: Option<Box<OomDetails>>,
     /// What the device said, where it refused memory that the limit allows; or that a panic has interrupted the arena.
@@ -44,20 +48,31 @@ pub struct OutOfMemory {
 pub struct OomDetails {
     /// What was to be allocated, in words.
     pub wanted: String,
+    /// What the call had and wanted beside that, where it is one of several.
+    pub call: Option<CallPart>,
     /// What compaction did, where it was on.
     pub tried: Option<Tried>,
     /// What a compaction could not move, where there was one; the largest sum first.
     pub pinned: Vec<Pinned>,
-    /// What holds most of the memory; the largest first.
+    /// What holds most of the memory in use; the largest first.
     pub holders: Vec<Holder>,
-    /// Blocks of others than `holders`.
+    /// Blocks in use of others than `holders`.
     pub others: u64,
-    /// What those take.
+    /// Their sizes asked for, summed: with those of `holders` all that is in use.
     pub other_bytes: Bytes,
     /// What programs' scratch has for good beside the limit, which is the arrays' alone then; nothing as a rule.
     pub share: Bytes,
     /// What would have helped.
     pub hint: Option<Hint>,
+}
+
+/// The other parts of a call, in the memory that had no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallPart {
+    /// What it had already: in use, or reserved.
+    pub had: Bytes,
+    /// What it was still to be given.
+    pub wanted: Bytes,
 }
 
 /// What compaction did for a request that failed all the same.
@@ -76,13 +91,14 @@ pub struct Tried {
 pub struct Holder {
     /// The origin, in words.
     pub label: String,
-    /// What the blocks take.
+    /// Their sizes asked for, summed.
     pub bytes: Bytes,
     /// How many.
     pub blocks: u64,
 }
 
-/// What would have made room under the settings and at the instant of the failure. Each is checked before it is said.
+/// What would have made room for the whole call. Each was computed to work before it is said ([`super::Arena::would_fit`]
+/// and its like).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hint {
     /// Memory comes back when programs that are under way end.
@@ -143,15 +159,19 @@ pub struct Pinned {
 impl fmt::Display for OutOfMemory {
     /// The first line begins with XLA's own words (`tf_allocator_adapter.cc`), which users and scripts search for.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.strategy == Strategy::Tpu {
-            self.write_as_a_tpu(f)?;
+        if self.is_scratch {
+            self.write_for_scratch(f)?;
+        } else {
+            if self.strategy == Strategy::Tpu {
+                self.write_as_a_tpu(f)?;
+            }
+            let (requested, bytes) = (self.requested, self.requested.get());
+            writeln!(
+                f,
+                "Out of memory while trying to allocate {requested} ({bytes} bytes) on {} [arena, {}].",
+                self.arena, self.strategy
+            )?;
         }
-        let (requested, bytes) = (self.requested, self.requested.get());
-        writeln!(
-            f,
-            "Out of memory while trying to allocate {requested} ({bytes} bytes) on {} [arena, {}].",
-            self.arena, self.strategy
-        )?;
         write!(
             f,
             "  limit {}, pool {} = in use {} + pending {} + slack {}",
@@ -175,7 +195,7 @@ impl fmt::Display for OutOfMemory {
             Some(refusal) if self.is_broken() => write!(f, "\n  {}", refusal.message),
             Some(refusal) => write!(f, "\n  the device refused more memory: {}", refusal.message),
             None if self.requested > self.limit => write!(f, "\n  the request is larger than the limit"),
-            None if self.within_reach() >= self.requested => write!(f, "\n  enough is free, but not in one piece"),
+            None if self.free + self.growth >= self.requested => write!(f, "\n  enough is free, but not in one piece"),
             None => Ok(()),
         }?;
         self.story.as_ref().map_or(Ok(()), |story| self.write_story(story, f))
@@ -215,11 +235,26 @@ impl OutOfMemory {
         writeln!(f, "; ({})", self.arena)
     }
 
+    /// The TPU runtime's words (XLA, `docs/errors/error_0101.md`).
+    fn write_for_scratch(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let numbers = [self.requested, self.free, self.reserved, self.free + self.reserved];
+        let [wanted, free, reserved, reservable] = numbers.map(short);
+        writeln!(
+            f,
+            "Attempting to reserve {wanted} at the bottom of memory. That was not possible. There are {free} free, \
+             {reserved} reserved, and {reservable} reservable. ({}) [arena, {}]",
+            self.arena, self.strategy
+        )
+    }
+
     fn write_story(&self, story: &OomDetails, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !story.share.is_zero() {
             write!(f, "\n  programs' scratch has {} beside the limit for good (gpu_scratch)", story.share)?;
         }
         write!(f, "\n  wanted for {}", story.wanted)?;
+        if let Some(CallPart { had, wanted }) = story.call {
+            write!(f, "\n  of a call that had {had} and wanted {wanted} more")?;
+        }
         if let Some(Tried { hole_before, blocks, bytes }) = story.tried {
             match blocks {
                 0 => write!(f, "\n  compaction moved nothing")?,
@@ -241,11 +276,6 @@ impl OutOfMemory {
             write!(f, "\n          {} in {} other block(s)", story.other_bytes, story.others)?;
         }
         story.hint.as_ref().map_or(Ok(()), |hint| write!(f, "\n  hint: {hint}"))
-    }
-
-    /// What is free, and what the limit still leaves to grow.
-    fn within_reach(&self) -> Bytes {
-        Bytes::new(self.limit.get().saturating_sub((self.in_use + self.pending + self.slack + self.reserved).get()))
     }
 }
 
@@ -272,7 +302,9 @@ mod tests {
             largest_hole: Bytes::gib(3),
             largest_request: Bytes::gib(4),
             reserved: Bytes::ZERO,
+            growth: Bytes::mib(1),
             limit: Bytes::gib(10),
+            is_scratch: false,
             story: None,
             refusal: None,
         };
@@ -303,6 +335,7 @@ mod tests {
         );
         let story = OomDetails {
             wanted: "jit_step output 3 f32[1610612736]".to_owned(),
+            call: Some(CallPart { had: Bytes::gib(1), wanted: Bytes::mib(3) }),
             tried: Some(Tried { hole_before: Bytes::gib(2), blocks: 2, bytes: Bytes::mib(7) }),
             pinned: vec![Pinned { why: "external references", blocks: 3, bytes: Bytes::mib(5) }],
             holders: vec![
@@ -319,6 +352,7 @@ mod tests {
             told.strip_prefix(&text),
             Some(
                 "\n  wanted for jit_step output 3 f32[1610612736]\
+                 \n  of a call that had 1.00GiB and wanted 3.00MiB more\
                  \n  compaction moved 7.00MiB in 2 block(s): largest hole 2.00GiB before, 3.00GiB after\
                  \n  could not move 5.00MiB in 3 block(s): external references\
                  \n  held by 1.00GiB in 9 block(s): jit_step output 1 f32[1024]\
@@ -361,7 +395,9 @@ mod tests {
             largest_hole: Bytes::mib(8),
             largest_request: Bytes::mib(8),
             reserved: Bytes::mib(32),
+            growth: Bytes::ZERO,
             limit: Bytes::mib(55),
+            is_scratch: false,
             story: Some(Box::new(OomDetails {
                 share: Bytes::mib(64),
                 wanted: "x".to_owned(),
@@ -375,6 +411,14 @@ mod tests {
         assert!(
             text.contains("programs' scratch 32.00MiB") && text.contains("has 64.00MiB beside the limit"),
             "{text}"
+        );
+        let scratch = OutOfMemory { is_scratch: true, story: None, ..oom.clone() }.to_string();
+        assert!(
+            scratch.starts_with(
+                "Attempting to reserve 16.00M at the bottom of memory. That was not possible. There are 16.00M free, \
+                 32.00M reserved, and 48.00M reservable. (tpu:0) [arena, tpu]\n  limit 55.00MiB, pool 55.00MiB = in use"
+            ),
+            "{scratch}"
         );
         let text = OutOfMemory { requested: Bytes::mib(17), story: None, ..oom }.to_string();
         assert!(!text.contains("fragmentation") && !text.contains("in one piece"), "less is free: {text}");

@@ -88,7 +88,7 @@ struct Extent {
 }
 
 /// All extents, their pages and slots.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Slabs {
     extents: Vec<Option<Extent>>,
     /// [`PAGES_PER_EXTENT`] elements for each extent.
@@ -361,14 +361,6 @@ impl Slabs {
         }
         let classes = (0..CLASSES as u8).rev().map(Class);
         classes.into_iter().find(|class| self.lists[class.list()].is_some()).map(Class::size)
-    }
-
-    /// Whether a slot of `class` or above will be vacant when all retired ones have been freed. O(pages).
-    pub(crate) fn fits_after_pending(&self, class: Class) -> bool {
-        self.pages.iter().any(|page| {
-            let emptied = page.used != 0 && page.used == page.retired;
-            emptied || (page.retired != 0 && usize::from(page.list) >= class.list())
-        })
     }
 
     fn class(&self, slot: SlotId) -> Class {

@@ -17,7 +17,13 @@ use crate::{
     error::{Code, Error},
     memory::MoveBarrier,
     runtime::{
-        allocator::{allocate::allocate, compaction, reclaim::WaitPolicy, spill},
+        allocator::{
+            allocate::{allocate, footprint},
+            compaction,
+            prospects::CallNeeds,
+            reclaim::WaitPolicy,
+            spill,
+        },
         buffer::{Buffer, BufferRef, Hold},
         client,
         device_memory::Resident,
@@ -66,8 +72,9 @@ fn bring_to_device(buffer: &Arc<Buffer>) -> Outcome {
     let Some(space) = client.memory_space_of(buffer.memory.0) else { return Ok(()) };
     let (memory, resident) = (space.arena(), Arc::clone(buffer) as Arc<dyn Resident>);
     let came = spill::bring_back::<Error>(memory, &resident, None, |shape, provenance| {
-        allocate(&client.allocator, memory, shape, provenance, WaitPolicy::Waits)
-            .map_err(|shortage| Error::new(Code::ResourceExhausted, shortage.numbers.to_string()))
+        let needs = || CallNeeds::of(footprint(&client.allocator, shape));
+        allocate(&client.allocator, memory, (shape, provenance), WaitPolicy::Waits, &needs)
+            .map_err(|shortage| Error::new(Code::ResourceExhausted, shortage.found.numbers.to_string()))
     });
     match came {
         Err(error) if error.code == Code::ResourceExhausted => {

@@ -11,7 +11,7 @@ use crate::{
     fork,
     memory::{
         BlockState, Pinned,
-        history::holdings,
+        history::{holdings, in_use},
         next_use::UseKey,
         tiles::{self, Element},
     },
@@ -236,7 +236,7 @@ fn asleep(client: &Client, memory: &Arc<DeviceMemory>) -> Result<Value> {
     let scratch = scratch::discard_holes();
     let mut blocks = memory.blocks();
     memory.complete(&mut blocks);
-    let holders = holdings(blocks.iter().map(|info| (info.provenance, info.held)));
+    let holders = holdings(in_use(&blocks));
     let holders: Vec<Value> = holders
         .iter()
         .map(|sum| json!({ "origin": ORIGINS.label(sum.origin), "bytes": sum.bytes.get(), "blocks": sum.blocks }))

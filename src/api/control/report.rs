@@ -10,7 +10,10 @@ use crate::{
         text::{CText, text_functions},
     },
     config,
-    memory::{Timestamp, history::holdings},
+    memory::{
+        Timestamp,
+        history::{holdings, in_use},
+    },
     runtime::{
         client,
         device_memory::DeviceMemory,
@@ -63,7 +66,7 @@ fn summary(memory: &DeviceMemory, engine_bytes: i64) -> Value {
     let mut blocks = memory.blocks();
     let stats = memory.stats();
     memory.complete(&mut blocks);
-    let holders = holdings(blocks.iter().map(|info| (info.provenance, info.held)));
+    let holders = holdings(in_use(&blocks));
     let now = memory.records_history().then(|| Timestamp::now().nanos()).flatten();
     let row = |current: Bytes, peak: Bytes, allocated: Bytes, freed: Bytes| {
         let [current, peak, allocated, freed] = [current, peak, allocated, freed].map(Bytes::get);

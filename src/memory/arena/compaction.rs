@@ -310,12 +310,7 @@ impl State {
     fn plan_on(&self, layout: &Layout, goal: Goal, costs: &Costs) -> Option<Plan> {
         let space = self.placement.space()?;
         match goal {
-            Goal::Hole(size) => plan::open_hole(layout, space.need(size)?, costs).or_else(|| {
-                // No region has so much, or can: one that does comes in the place of those that can be emptied.
-                let plan = plan::pack(layout, costs);
-                let emptied = Bytes::new(plan.emptied(layout) << layout.granule_shift);
-                (!plan.steps.is_empty() && self.placement.fits_instead_of(size, emptied)).then_some(plan)
-            }),
+            Goal::Hole(size) => self.plan_hole(layout, size, Bytes::ZERO, costs),
             Goal::Pack => Some(plan::pack(layout, costs)),
             Goal::Bottom(size) => {
                 let bottom = space.bottom(self.placement.bottom()?, size)?;
@@ -327,6 +322,16 @@ impl State {
                 cleared.or_else(|| if kept.offset > 0 { plan::clear(layout, bottom, costs) } else { None })
             }
         }
+    }
+
+    /// A plan for a hole of `size`, under a limit that allows so much `more`.
+    pub(super) fn plan_hole(&self, layout: &Layout, size: Bytes, more: Bytes, costs: &Costs) -> Option<Plan> {
+        plan::open_hole(layout, self.placement.space()?.need(size)?, costs).or_else(|| {
+            // No region has so much, or can: one that does comes in the place of those that can be emptied.
+            let plan = plan::pack(layout, costs);
+            let emptied = Bytes::new(plan.emptied(layout) << layout.granule_shift);
+            (!plan.steps.is_empty() && self.placement.fits_instead_of(size, emptied + more)).then_some(plan)
+        })
     }
 
     /// What the slots in use take beyond what ordinary blocks would.

@@ -176,7 +176,7 @@ impl Arena {
             match predicted {
                 Some((from, _)) if from == state.takings(refused) => {}
                 Some((_, next)) if now < next => until = Some(deadline.map_or(next, |deadline| deadline.min(next))),
-                _ if state.placement.fits_after_pending(size, refused) => {
+                _ if state.would_fit(&[size], &self.prospect(refused), &|_| false) => {
                     let took = now.elapsed();
                     predicted = Some((state.takings(refused), now + 2 * took));
                     #[cfg(test)]
@@ -367,12 +367,6 @@ impl Arena {
         self.state.lock().regions()
     }
 
-    /// What [`Self::allocate_waiting`] would find out about a request that the limit, not the device, refused: whether
-    /// it fits once all retired blocks are freed. O(blocks).
-    pub fn fits_after_pending(&self, size: Bytes) -> bool {
-        self.state.lock().placement.fits_after_pending(size, false)
-    }
-
     /// Threads that wait in [`Self::allocate_waiting`] now.
     #[cfg(test)]
     pub(in crate::memory) fn waiters(&self) -> u32 {
@@ -401,14 +395,6 @@ impl Arena {
         Error::not_found(format!("arena `{}`: block {id} is unknown or was freed before", self.name))
     }
 
-    /// The numbers of this instant, for a request whose block the device could not fill with memory, because of
-    /// `refusal`.
-    #[cold]
-    pub fn refused(&self, requested: Bytes, refusal: Error) -> OutOfMemory {
-        let state = self.state.lock();
-        self.out_of_memory(&state, requested, Shortage { refusal: Some(refusal) })
-    }
-
     pub(super) fn out_of_memory(&self, state: &State, requested: Bytes, shortage: Shortage) -> OutOfMemory {
         let stats = state.stats(self.limit);
         OutOfMemory {
@@ -422,7 +408,9 @@ impl Arena {
             largest_hole: stats.largest_free_block,
             largest_request: stats.largest_request,
             reserved: stats.reserved_bytes,
+            growth: state.placement.growth(),
             limit: self.limit,
+            is_scratch: false,
             story: None,
             refusal: shortage.refusal.map(Box::new),
         }

@@ -1,14 +1,11 @@
 //! What is kept of the low end of a pool for programs' scratch.
 
-use std::fmt;
-
 use crate::{
-    error::{Code, Error},
     memory::space::{
         index::Space,
         node::{End, NodeId, RegionId},
     },
-    units::{Bytes, short},
+    units::Bytes,
 };
 
 /// The scratch at the bottom of one arena.
@@ -61,39 +58,4 @@ pub(super) fn keep_in_hole(space: &mut Space, floor: Option<NodeId>, bytes: Byte
     // The region stays: the new span lies in it.
     floor.into_iter().for_each(|floor| _ = space.free(floor));
     Some(span)
-}
-
-/// There is no room for a program's scratch. All numbers are of the instant of the failure.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NoScratch {
-    /// What the program needs.
-    pub wanted: Bytes,
-    /// As in [`crate::memory::Stats::free_bytes`].
-    pub free: Bytes,
-    /// As in [`crate::memory::Stats::reserved_bytes`].
-    pub reserved: Bytes,
-}
-
-impl fmt::Display for NoScratch {
-    /// The TPU runtime's words (XLA, `docs/errors/error_0101.md`).
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let reservable = self.free + self.reserved;
-        write!(
-            f,
-            "Attempting to reserve {} at the bottom of memory. That was not possible. There are {} free, {} reserved, \
-             and {} reservable.",
-            short(self.wanted),
-            short(self.free),
-            short(self.reserved),
-            short(reservable)
-        )
-    }
-}
-
-impl std::error::Error for NoScratch {}
-
-impl From<NoScratch> for Error {
-    fn from(error: NoScratch) -> Self {
-        Self::new(Code::ResourceExhausted, error.to_string())
-    }
 }

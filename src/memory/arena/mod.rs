@@ -7,8 +7,8 @@
 //!                     `------------- reuse ------------'
 //! ```
 //!
-//! `core` is the arena, and `state` what its lock guards. Five files add to it: `compaction` moves blocks, `pinning`
-//! keeps blocks in place, `reuse` gives retired ones another owner, `scratch` keeps the low end for programs,
+//! `core` is the arena, and `state` what its lock guards. Six files add to it: `compaction` moves blocks, `pinning`
+//! keeps blocks in place, `prospects` computes what would find room, `reuse` gives retired ones another owner, `scratch` keeps the low end for programs,
 //! `recording` notes events.
 //!
 //! The lock is held for tens of nanoseconds, except while a strategy asks the device for memory or a compaction is
@@ -29,6 +29,7 @@ mod floor;
 mod idle;
 mod lock;
 mod pinning;
+pub(super) mod prospects;
 mod recording;
 mod reuse;
 mod scopes;
@@ -46,8 +47,9 @@ pub use crate::memory::arena::compaction::Move;
 pub use crate::memory::arena::compaction::Obstacle;
 pub use crate::memory::arena::core::Arena;
 pub use crate::memory::arena::core::ArenaGuard;
-pub use crate::memory::arena::floor::NoScratch;
 pub use crate::memory::arena::idle::Surplus;
+pub use crate::memory::arena::prospects::Exhaustion;
+pub use crate::memory::arena::prospects::Needs;
 pub use crate::memory::arena::recording::Scoped;
 pub use crate::memory::arena::recording::Survey;
 pub use crate::memory::arena::scopes::ScopeId;

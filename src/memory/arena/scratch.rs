@@ -14,9 +14,9 @@
 //! what is needed at that time: on a TPU too, arrays outrank programs (XLA, `docs/errors/error_0100.md`).
 
 use crate::{
-    error::Result,
     memory::{
-        arena::{compaction::Compaction, core::Arena, floor::NoScratch},
+        arena::{compaction::Compaction, core::Arena},
+        oom::OutOfMemory,
         space::node::SpanState,
     },
     units::Bytes,
@@ -28,8 +28,9 @@ impl Arena {
     ///
     /// # Errors
     /// The numbers, when a block is in the way; [`super::Goal::Bottom`] may move it.
-    pub fn begin_scratch(&self, bytes: Bytes) -> Result<(), NoScratch> {
-        self.state.lock().begin_scratch(bytes)
+    pub fn begin_scratch(&self, bytes: Bytes) -> Result<(), OutOfMemory> {
+        let mut state = self.state.lock();
+        if state.begin_scratch(bytes) { Ok(()) } else { Err(self.no_scratch(&state, bytes)) }
     }
 
     /// As [`Self::begin_scratch`], wherever there is a hole: for a low end with a block that cannot move, such as one
@@ -37,8 +38,9 @@ impl Arena {
     ///
     /// # Errors
     /// The numbers, when no hole has so much; [`super::Goal::Hole`] may open one.
-    pub fn begin_scratch_anywhere(&self, bytes: Bytes) -> Result<(), NoScratch> {
-        self.state.lock().begin_scratch_anywhere(bytes)
+    pub fn begin_scratch_anywhere(&self, bytes: Bytes) -> Result<(), OutOfMemory> {
+        let mut state = self.state.lock();
+        if state.begin_scratch_anywhere(bytes) { Ok(()) } else { Err(self.no_scratch(&state, bytes)) }
     }
 
     /// Whether a pinned block lies in the lowest `bytes` of the pool. O(spans there).
@@ -70,15 +72,21 @@ impl Compaction<'_> {
     ///
     /// # Errors
     /// As [`Arena::begin_scratch`].
-    pub fn begin_scratch(self, bytes: Bytes) -> Result<(), NoScratch> {
-        self.finish(|state, _| state.begin_scratch(bytes))
+    pub fn begin_scratch(self, bytes: Bytes) -> Result<(), OutOfMemory> {
+        self.finish(
+            |state, arena| if state.begin_scratch(bytes) { Ok(()) } else { Err(arena.no_scratch(state, bytes)) },
+        )
     }
 
     /// Ends the compaction, and keeps what it opened before another allocation can use it.
     ///
     /// # Errors
     /// As [`Arena::begin_scratch_anywhere`].
-    pub fn begin_scratch_anywhere(self, bytes: Bytes) -> Result<(), NoScratch> {
-        self.finish(|state, _| state.begin_scratch_anywhere(bytes))
+    pub fn begin_scratch_anywhere(self, bytes: Bytes) -> Result<(), OutOfMemory> {
+        self.finish(
+            |state, arena| {
+                if state.begin_scratch_anywhere(bytes) { Ok(()) } else { Err(arena.no_scratch(state, bytes)) }
+            },
+        )
     }
 }

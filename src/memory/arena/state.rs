@@ -6,7 +6,7 @@ use crate::{
     memory::{
         arena::{
             block::{Block, BlockInfo, BlockState},
-            floor::{self, Floor, NoScratch},
+            floor::{self, Floor},
             lock::Interrupted,
             scopes::Scopes,
             watched::Watched,
@@ -261,34 +261,32 @@ impl State {
             peak_pinned_bytes: counters.peak_pinned,
             pinned_total: counters.pinned_total,
             reserved_total: counters.reserved_total,
-            limit,
+            limit: limit.min(self.placement.pool() + self.placement.growth()),
         }
     }
 
-    pub(super) fn begin_scratch(&mut self, bytes: Bytes) -> Result<(), NoScratch> {
+    pub(super) fn begin_scratch(&mut self, bytes: Bytes) -> bool {
         self.keep_scratch(bytes, |space, region, floor| floor::keep(space, region, floor, bytes))
     }
 
     /// As [`Self::begin_scratch`], in any hole.
-    pub(super) fn begin_scratch_anywhere(&mut self, bytes: Bytes) -> Result<(), NoScratch> {
+    pub(super) fn begin_scratch_anywhere(&mut self, bytes: Bytes) -> bool {
         self.keep_scratch(bytes, |space, _, floor| floor::keep_in_hole(space, floor, bytes, End::Low))
     }
 
-    /// Keeps `bytes` for a program, in the span that `keep` makes in the place of the one that is kept.
+    /// Keeps `bytes` for a program, in the span that `keep` makes in the place of the one that is kept. Whether it did.
     fn keep_scratch(
         &mut self,
         bytes: Bytes,
         keep: impl FnOnce(&mut Space, RegionId, Option<NodeId>) -> Option<NodeId>,
-    ) -> Result<(), NoScratch> {
+    ) -> bool {
         if bytes > self.scratch.bytes
             && let Some(region) = self.placement.bottom()
         {
             let floor = self.scratch.span;
             let space = self.placement.space_mut();
             let raised = space.and_then(|space| Some((keep(space, region, floor)?, space)));
-            let Some((span, space)) = raised else {
-                return Err(NoScratch { wanted: bytes, free: self.placement.free(), reserved: self.scratch.bytes });
-            };
+            let Some((span, space)) = raised else { return false };
             let before = self.scratch.bytes;
             self.scratch.bytes = space.size(span);
             self.scratch.span = Some(span);
@@ -297,7 +295,7 @@ impl State {
             self.counters.peak_reserved = self.counters.peak_reserved.max(self.scratch.bytes);
         }
         self.scratch.under_way.push(bytes);
-        Ok(())
+        true
     }
 
     /// Has those who want a peak of what was used take it up, and looks for the next from now on.

@@ -37,7 +37,7 @@ pub(crate) struct Gap {
 }
 
 /// The pinned spans of a space.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Barriers {
     /// By where they begin.
     clusters: BTreeMap<(RegionId, u32), Cluster>,

@@ -43,7 +43,7 @@ impl Bin {
 }
 
 /// The first hole of each bin, and which bins have one.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Bins<T> {
     heads: Box<[Option<T>]>,
     rows: u32,

@@ -30,7 +30,7 @@ pub(super) struct RegionRecord {
 }
 
 /// The free-space index over any number of regions.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Space {
     /// A granule is `1 << granule_shift` bytes.
     pub(super) granule_shift: u32,
@@ -457,7 +457,7 @@ impl Space {
         self.forget_node(upper);
     }
 
-    fn new_node(&mut self, node: Node) -> NodeId {
+    pub(super) fn new_node(&mut self, node: Node) -> NodeId {
         if let Some(id) = self.vacant {
             self.vacant = self.nodes[id.index()].next;
             self.nodes[id.index()] = node;

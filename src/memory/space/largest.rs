@@ -9,7 +9,7 @@
 use std::cell::Cell;
 
 /// Sizes are in granules.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Largest {
     /// No hole is larger.
     size: Cell<u32>,

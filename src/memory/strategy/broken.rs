@@ -5,7 +5,7 @@ use crate::{
     memory::{
         backing::Backing,
         space::node::SpanState,
-        strategy::placement::{BlockPlace, Placed, Placement, Shortage, Vacated},
+        strategy::placement::{BlockPlace, Placed, Placement, Shortage, Supposed, Vacated},
     },
     region::{AddressRange, Region},
     units::Bytes,
@@ -39,8 +39,12 @@ impl Placement for Broken {
 
     fn released(&mut self, _: Bytes) {}
 
-    fn fits_after_pending(&mut self, _: Bytes, _: bool) -> bool {
+    fn would_fit(&self, _: &[Bytes], _: &Supposed<'_>) -> bool {
         false
+    }
+
+    fn growth(&self) -> Bytes {
+        Bytes::ZERO
     }
 
     fn pool(&self) -> Bytes {

@@ -25,7 +25,8 @@ use crate::{
             node::{RegionId, SpanState},
         },
         strategy::{
-            placement::{BlockPlace, Owned, Placed, Placement, Shortage, Vacated},
+            growing::trial::{FIRST_REGION, Trial, surplus},
+            placement::{BlockPlace, Owned, Placed, Placement, Shortage, Supposed, Vacated},
             pool::{Emptied, Pool},
         },
     },
@@ -33,8 +34,7 @@ use crate::{
     units::Bytes,
 };
 
-/// The first region, and how many empty bytes stay in any case.
-const FIRST_REGION: Bytes = Bytes::mib(2);
+mod trial;
 
 /// How many allocations after a region left its return counts as a mistake: a few steps of a usual model.
 const REUSE_WINDOW: u64 = 1024;
@@ -155,9 +155,7 @@ impl Growing {
         if need > self.room() {
             return Err(short(None));
         }
-        let most = backing.most_in_advance().unwrap_or(Bytes::MAX);
-        let surplus = self.reserved.max(FIRST_REGION).min(self.room()).saturating_sub(need);
-        let mut surplus = surplus.min(most.saturating_sub(need));
+        let mut surplus = surplus(need, self.reserved, self.room(), backing.most_in_advance());
         loop {
             surplus = surplus.round_down(self.granularity);
             match self.add_region(need + surplus, backing) {
@@ -293,17 +291,22 @@ impl Placement for Growing {
         self.reserved -= bytes;
     }
 
-    fn fits_after_pending(&mut self, size: Bytes, refused: bool) -> bool {
-        if Class::of(size).is_some_and(|class| self.pool.slabs.fits_after_pending(class)) {
-            return true;
-        }
-        let Some(need) = size.max(self.pool.space.granule()).checked_round_up(self.granularity) else { return false };
-        let after = self.pool.after_pending();
-        let extents = self.pool.slabs.extents().filter(|&(.., state)| state != SpanState::Live);
-        let whole = after.whole_regions + extents.map(|(_, bytes, _)| bytes).sum() + self.leaving;
-        // Of memory that the device refused, no more can come than what is released to it.
-        let room = if refused { whole } else { self.room() + whole };
-        after.longest_run >= size.max(self.pool.space.granule()) || room >= need
+    fn would_fit(&self, sizes: &[Bytes], supposed: &Supposed<'_>) -> bool {
+        let reserved = self.reserved - self.leaving;
+        let trial = Trial {
+            pool: self.pool.clone(),
+            granularity: self.granularity,
+            extent_size: self.extent_size,
+            reserved,
+            // Of memory that the device refused, no more can come than what is released to it.
+            room: if supposed.refused { self.leaving } else { supposed.limit.saturating_sub(reserved) },
+            regions: 0,
+        };
+        trial.place_all(sizes, supposed)
+    }
+
+    fn growth(&self) -> Bytes {
+        self.room()
     }
 
     fn pool(&self) -> Bytes {

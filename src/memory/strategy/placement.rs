@@ -55,6 +55,19 @@ pub(in crate::memory) struct Shortage {
     pub(in crate::memory) refusal: Option<Error>,
 }
 
+/// What is supposed where it is computed whether there would be room.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::memory) struct Supposed<'a> {
+    /// The limit: the true one, or a higher one.
+    pub(in crate::memory) limit: Bytes,
+    /// The device gives no more than what is released to it.
+    pub(in crate::memory) refused: bool,
+    /// As [`Backing::most_in_advance`].
+    pub(in crate::memory) most_in_advance: Option<Bytes>,
+    /// Blocks that are freed: where they lie, and what they are.
+    pub(in crate::memory) freed: &'a [(BlockPlace, SpanState)],
+}
+
 /// How space is obtained, divided and released. All sizes are in bytes of the device's memory.
 pub(in crate::memory) trait Placement: Send + fmt::Debug {
     /// Finds room for `size` bytes, with the device's help where the strategy takes memory on demand.
@@ -75,9 +88,12 @@ pub(in crate::memory) trait Placement: Send + fmt::Debug {
     /// Notes that surplus regions of so many bytes have been released to the device.
     fn released(&mut self, bytes: Bytes);
 
-    /// Whether room for `size` comes when all retired blocks are freed and all leaving regions gone, nothing else
-    /// changing. `refused` says that the device refused memory within the limit just now. O(blocks).
-    fn fits_after_pending(&mut self, size: Bytes, refused: bool) -> bool;
+    /// Whether `sizes`, placed one after the other, find room under what is supposed, once all leaving regions are
+    /// gone. The books are copied, and nothing changes. O(blocks).
+    fn would_fit(&self, sizes: &[Bytes], supposed: &Supposed<'_>) -> bool;
+
+    /// What the limit still allows to be taken from the device.
+    fn growth(&self) -> Bytes;
 
     /// Bytes held from the device.
     fn pool(&self) -> Bytes;

@@ -6,7 +6,7 @@ use crate::{
     memory::{
         backing::Backing,
         space::node::SpanState,
-        strategy::placement::{BlockPlace, Owned, Placed, Placement, Shortage, Vacated},
+        strategy::placement::{BlockPlace, Owned, Placed, Placement, Shortage, Supposed, Vacated},
     },
     region::{AddressRange, Region},
     units::Bytes,
@@ -24,7 +24,6 @@ pub(in crate::memory) struct Platform {
     next: u32,
     /// Bytes held from the device: live, retired and leaving.
     reserved: Bytes,
-    retired: Bytes,
     leaving: Bytes,
 }
 
@@ -37,7 +36,6 @@ impl Platform {
             vacant: Vec::new(),
             next: 0,
             reserved: Bytes::ZERO,
-            retired: Bytes::ZERO,
             leaving: Bytes::ZERO,
         }
     }
@@ -71,22 +69,15 @@ impl Placement for Platform {
     }
 
     fn retire(&mut self, place: BlockPlace) -> Bytes {
-        let bytes = self.bytes(place);
-        self.retired += bytes;
-        bytes
+        self.bytes(place)
     }
 
     fn reuse(&mut self, place: BlockPlace) -> Bytes {
-        let bytes = self.bytes(place);
-        self.retired -= bytes;
-        bytes
+        self.bytes(place)
     }
 
-    fn vacate(&mut self, place: BlockPlace, was: SpanState) -> Vacated {
+    fn vacate(&mut self, place: BlockPlace, _: SpanState) -> Vacated {
         let bytes = self.bytes(place);
-        if was == SpanState::Retired {
-            self.retired -= bytes;
-        }
         self.leaving += bytes;
         let BlockPlace::Mapping { index } = place else { return Vacated { held: bytes, surplus: None } };
         let surplus = self.mappings.take(index as usize);
@@ -103,12 +94,17 @@ impl Placement for Platform {
         self.reserved -= bytes;
     }
 
-    fn fits_after_pending(&mut self, size: Bytes, refused: bool) -> bool {
-        let Some(need) = self.need(size) else { return false };
-        let coming = self.retired + self.leaving;
+    fn would_fit(&self, sizes: &[Bytes], supposed: &Supposed<'_>) -> bool {
+        let freed: Bytes = supposed.freed.iter().map(|&(place, _)| self.bytes(place)).sum();
+        let coming = freed + self.leaving;
         // Of memory that the device refused, no more can come than what is released to it.
-        let room = if refused { coming } else { self.limit.saturating_sub(self.reserved) + coming };
-        room >= need
+        let room = if supposed.refused { coming } else { supposed.limit.saturating_sub(self.reserved) + coming };
+        let need = |size: &Bytes| size.max(&Bytes::new(1)).checked_round_up(self.granularity);
+        sizes.iter().try_fold(room, |room, size| room.checked_sub(need(size)?)).is_some()
+    }
+
+    fn growth(&self) -> Bytes {
+        self.limit.saturating_sub(self.reserved)
     }
 
     fn pool(&self) -> Bytes {

@@ -19,7 +19,7 @@ use crate::{
 const SLABS_PART: u64 = 128;
 
 /// The free-space index and the slabs.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Pool {
     pub(super) space: Space,
     pub(super) slabs: Slabs,
@@ -114,29 +114,4 @@ impl Pool {
             BlockPlace::Mapping { .. } => Emptied::Nothing,
         }
     }
-
-    /// The longest run of one region's spans that are not live, and the sum of the regions without any live span.
-    /// O(spans).
-    pub(super) fn after_pending(&self) -> AfterPending {
-        let mut after = AfterPending { longest_run: Bytes::ZERO, whole_regions: Bytes::ZERO };
-        for (id, region) in self.space.regions() {
-            let mut run = Bytes::ZERO;
-            for span in self.space.spans(id) {
-                let stays = matches!(span.state, SpanState::Live | SpanState::Pinned);
-                run = if stays { Bytes::ZERO } else { run + span.size };
-                after.longest_run = after.longest_run.max(run);
-            }
-            if run == region.bytes {
-                after.whole_regions += region.bytes;
-            }
-        }
-        after
-    }
-}
-
-/// What the space looks like once every retired block is freed.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct AfterPending {
-    pub(super) longest_run: Bytes,
-    pub(super) whole_regions: Bytes,
 }

@@ -15,12 +15,12 @@ use crate::{
             node::{End, MIN_GRANULE, NodeId, RegionId, SpanState},
         },
         strategy::{
-            placement::{BlockPlace, Placed, Placement, Shortage, SmallBlock, Vacated},
+            placement::{BlockPlace, Placed, Placement, Shortage, SmallBlock, Supposed, Vacated},
             pool::{Emptied, Pool},
         },
     },
     region::{AddressRange, Region},
-    units::Bytes,
+    units::{Address, Bytes},
 };
 
 /// What is left behind each large array, so that equal arrays do not lie whole powers of two apart: in a step over
@@ -39,9 +39,16 @@ const COLOURED_UP_TO: u64 = 64;
 /// See the module's documentation.
 #[derive(Debug)]
 pub(in crate::memory) struct Preallocate {
+    books: Books,
+    region: Option<Region>,
+}
+
+/// What lies where in the region.
+#[derive(Clone, Debug)]
+struct Books {
     limit: Bytes,
     extent_size: Option<Bytes>,
-    region: Option<(RegionId, Region)>,
+    region: Option<RegionId>,
     pool: Pool,
     /// The span that each extent lies in, by the extent's number.
     extents: Vec<Option<NodeId>>,
@@ -51,15 +58,15 @@ pub(in crate::memory) struct Preallocate {
 
 impl Preallocate {
     pub(in crate::memory) fn new(limit: Bytes) -> Self {
-        let extent_size = Pool::extent_size(limit);
-        Self {
+        let books = Books {
             limit,
-            extent_size,
+            extent_size: Pool::extent_size(limit),
             region: None,
             pool: Pool::new(limit),
             extents: Vec::new(),
             coloured_up_to: Bytes::ZERO,
-        }
+        };
+        Self { books, region: None }
     }
 
     #[inline(always)]
@@ -72,7 +79,7 @@ impl Preallocate {
     #[cold]
     fn reserve_now(&mut self, least: Bytes, backing: &dyn Backing) -> Result<(), Shortage> {
         let refused = |error| Shortage { refusal: Some(error) };
-        let mut bytes = self.limit;
+        let mut bytes = self.books.limit;
         let region = loop {
             let refusal = match backing.reserve_up_front(bytes) {
                 Ok(region) => break region,
@@ -84,12 +91,12 @@ impl Preallocate {
             }
             bytes = smaller;
         };
-        if bytes < self.limit {
-            log::warn!("the device had no region of {}, the limit, so the arena has one of {bytes}", self.limit);
+        if bytes < self.books.limit {
+            log::warn!("the device had no region of {}, the limit, so the arena has one of {bytes}", self.books.limit);
         }
-        match self.pool.space.add_region(*region) {
+        match self.books.pool.space.add_region(*region) {
             Ok(id) => {
-                self.region = Some((id, region));
+                (self.books.region, self.region) = (Some(id), Some(region));
                 Ok(())
             }
             Err(error) => {
@@ -97,6 +104,27 @@ impl Preallocate {
                 Err(refused(error))
             }
         }
+    }
+}
+
+impl Books {
+    #[inline(always)]
+    fn place(&mut self, size: Bytes) -> Option<Placed> {
+        if let Some(class) = Class::of(size)
+            && let Some(placed) = self.place_small(class)
+        {
+            return Some(placed);
+        }
+        if (COLOURED_FROM..=self.coloured_up_to).contains(&size)
+            && let Some(placed) = self.pool.place_span(size + COLOUR)
+        {
+            return Some(placed);
+        }
+        if let Some(placed) = self.pool.place_span_or_larger_slot(size) {
+            return Some(placed);
+        }
+        // The idle extent of the slabs is the one thing that can be freed without waiting.
+        if self.drop_idle_extents() { self.pool.place_span(size) } else { None }
     }
 
     #[inline(always)]
@@ -139,113 +167,129 @@ impl Preallocate {
         let idle: Option<ExtentId> = self.pool.slabs.idle_extents().next();
         idle.map(|id| self.drop_extent(id)).is_some()
     }
+
+    #[inline(always)]
+    fn vacate(&mut self, place: BlockPlace, was: SpanState) {
+        if let Emptied::Extent(id) = self.pool.vacate(place, was) {
+            self.drop_extent(id);
+        }
+    }
+
+    /// The books of an arena with another `limit` and the same blocks; `None` where its region is smaller than its
+    /// limit, so that no other one would have helped.
+    fn under(&self, limit: Bytes) -> Option<Self> {
+        let mut books = self.clone();
+        let Some(region) = books.region else {
+            books.limit = limit;
+            let nowhere = AddressRange { address: Address::new(1 << 52), bytes: limit };
+            books.region = Some(books.pool.space.add_region(nowhere).ok()?);
+            return Some(books);
+        };
+        if limit <= self.limit {
+            return Some(books);
+        }
+        let held = books.pool.space.region(region)?.bytes;
+        // What a larger region has beside the room for blocks: slabs are a part of it, and more arrays get a colour.
+        let slabs = books.pool.slabs.bytes().get();
+        let wider = u128::from(slabs) * u128::from((limit - self.limit).get()) / u128::from(self.limit.get().max(1));
+        let extents = books.extent_size.map_or(0, |size| wider.div_ceil(size.get().into()) * u128::from(size.get()));
+        let mut beside = Bytes::new(u64::try_from(extents).ok()?);
+        if !self.coloured_up_to.is_zero() {
+            let up_to = Bytes::new(limit.get() / COLOURED_UP_TO);
+            let gets_one = |size| size > self.coloured_up_to && (COLOURED_FROM..=up_to).contains(&size);
+            let spans = books.pool.space.spans(region).filter(|span| span.state != SpanState::Hole);
+            beside += spans.filter(|span| gets_one(span.size)).map(|_| COLOUR).sum();
+            books.coloured_up_to = up_to;
+        }
+        books.limit = limit;
+        let more = (limit - self.limit).saturating_sub(beside);
+        (held == self.limit && books.pool.space.widen(region, more)).then_some(books)
+    }
 }
 
 impl Placement for Preallocate {
     fn place(&mut self, size: Bytes, backing: &dyn Backing) -> Result<Placed, Shortage> {
-        if size > self.limit {
+        if size > self.books.limit {
             return Err(Shortage { refusal: None });
         }
         self.reserve(size, backing)?;
-        if let Some(class) = Class::of(size)
-            && let Some(placed) = self.place_small(class)
-        {
-            return Ok(placed);
-        }
-        if (COLOURED_FROM..=self.coloured_up_to).contains(&size)
-            && let Some(placed) = self.pool.place_span(size + COLOUR)
-        {
-            return Ok(placed);
-        }
-        if let Some(placed) = self.pool.place_span_or_larger_slot(size) {
-            return Ok(placed);
-        }
-        // The idle extent of the slabs is the one thing that can be freed without waiting.
-        let placed = if self.drop_idle_extents() { self.pool.place_span(size) } else { None };
-        placed.ok_or(Shortage { refusal: None })
+        self.books.place(size).ok_or(Shortage { refusal: None })
     }
 
     fn use_no_slots(&mut self) {
-        self.extent_size = None;
+        self.books.extent_size = None;
     }
 
     fn use_colours(&mut self) {
-        self.coloured_up_to = Bytes::new(self.limit.get() / COLOURED_UP_TO);
+        self.books.coloured_up_to = Bytes::new(self.books.limit.get() / COLOURED_UP_TO);
     }
 
     fn retire(&mut self, place: BlockPlace) -> Bytes {
-        self.pool.retire(place);
-        self.pool.held(place)
+        self.books.pool.retire(place);
+        self.books.pool.held(place)
     }
 
     fn reuse(&mut self, place: BlockPlace) -> Bytes {
-        self.pool.reuse(place);
-        self.pool.held(place)
+        self.books.pool.reuse(place);
+        self.books.pool.held(place)
     }
 
     fn vacate(&mut self, place: BlockPlace, was: SpanState) -> Vacated {
-        let held = self.pool.held(place);
-        if let Emptied::Extent(id) = self.pool.vacate(place, was) {
-            self.drop_extent(id);
-        }
+        let held = self.books.pool.held(place);
+        self.books.vacate(place, was);
         Vacated { held, surplus: None }
     }
 
     fn held(&self, place: BlockPlace) -> Bytes {
-        self.pool.held(place)
+        self.books.pool.held(place)
     }
 
     fn released(&mut self, _: Bytes) {}
 
-    fn fits_after_pending(&mut self, size: Bytes, _: bool) -> bool {
-        if Class::of(size).is_some_and(|class| self.pool.slabs.fits_after_pending(class)) {
-            return true;
-        }
-        for (id, _, state) in self.pool.slabs.extents() {
-            match (self.extents[id.index()], state) {
-                (Some(span), SpanState::Live) => self.pool.space.pin(span),
-                (Some(span), _) => self.pool.space.retire(span),
-                (None, _) => {}
-            }
-        }
-        let need = size.max(self.pool.space.granule());
-        self.pool.after_pending().longest_run >= need
+    fn would_fit(&self, sizes: &[Bytes], supposed: &Supposed<'_>) -> bool {
+        let Some(mut books) = self.books.under(supposed.limit) else { return false };
+        supposed.freed.iter().for_each(|&(place, was)| books.vacate(place, was));
+        sizes.iter().all(|&size| books.place(size).is_some())
+    }
+
+    fn growth(&self) -> Bytes {
+        if self.region.is_some() { Bytes::ZERO } else { self.books.limit }
     }
 
     fn pool(&self) -> Bytes {
-        self.region.as_ref().map_or(Bytes::ZERO, |(_, region)| region.bytes)
+        self.region.as_ref().map_or(Bytes::ZERO, |region| region.bytes)
     }
 
     fn free(&self) -> Bytes {
-        self.pool.space.free_bytes() + self.pool.slabs.free_bytes()
+        self.books.pool.space.free_bytes() + self.books.pool.slabs.free_bytes()
     }
 
     fn largest_hole(&self) -> Bytes {
-        self.pool.space.largest_hole()
+        self.books.pool.space.largest_hole()
     }
 
     fn largest_request(&self) -> Bytes {
         if self.region.is_none() {
-            return self.limit;
+            return self.books.limit;
         }
-        let idle = self.pool.slabs.idle_extents().filter_map(|id| self.extents[id.index()]);
-        let with_idle = idle.map(|span| self.pool.space.hole_after_free(span)).max();
-        let slot = self.extent_size.and_then(|_| self.pool.slabs.largest_vacant());
+        let idle = self.books.pool.slabs.idle_extents().filter_map(|id| self.books.extents[id.index()]);
+        let with_idle = idle.map(|span| self.books.pool.space.hole_after_free(span)).max();
+        let slot = self.books.extent_size.and_then(|_| self.books.pool.slabs.largest_vacant());
         [Some(self.largest_hole()), with_idle, slot].into_iter().flatten().max().unwrap_or_default()
     }
 
     fn regions(&self) -> Vec<AddressRange> {
-        self.region.iter().map(|(_, region)| **region).collect()
+        self.region.iter().map(|region| **region).collect()
     }
 
     /// Only the idle extent is freed into the space: the region is the promise of this strategy.
     fn trim(&mut self) -> Vec<Region> {
-        self.drop_idle_extents();
+        self.books.drop_idle_extents();
         Vec::new()
     }
 
     fn take_all(&mut self) -> Vec<Region> {
-        self.region.take().into_iter().map(|(_, region)| region).collect()
+        self.region.take().into_iter().collect()
     }
 
     fn take_up_front(&mut self, backing: &dyn Backing) -> Result<(), Shortage> {
@@ -253,43 +297,43 @@ impl Placement for Preallocate {
     }
 
     fn space(&self) -> Option<&Space> {
-        Some(&self.pool.space)
+        Some(&self.books.pool.space)
     }
 
     fn space_mut(&mut self) -> Option<&mut Space> {
-        Some(&mut self.pool.space)
+        Some(&mut self.books.pool.space)
     }
 
     fn bottom(&self) -> Option<RegionId> {
-        self.region.as_ref().map(|&(id, _)| id)
+        self.books.region
     }
 
     fn dissolve(&mut self, blocks: &[SmallBlock]) -> Option<Vec<NodeId>> {
-        let space = &mut self.pool.space;
+        let space = &mut self.books.pool.space;
         // Slots lie at multiples of 256 bytes, which larger granules do not describe.
         if space.granule() != MIN_GRANULE {
             return None;
         }
         let mut parts = Vec::with_capacity(blocks.len());
         for (number, block) in blocks.iter().enumerate() {
-            let (extent, offset) = self.pool.slabs.position(block.slot);
+            let (extent, offset) = self.books.pool.slabs.position(block.slot);
             let offset = u32::try_from(offset.get() / MIN_GRANULE.get()).ok()?;
             parts.push((extent.index(), (offset, space.need(block.requested)?, block.state), number));
         }
         parts.sort_unstable_by_key(|&(extent, (offset, ..), _)| (extent, offset));
         let mut spans: Vec<Option<NodeId>> = vec![None; blocks.len()];
         for group in parts.chunk_by(|one, other| one.0 == other.0) {
-            let Some(whole) = group.first().and_then(|part| self.extents[part.0].take()) else { continue };
+            let Some(whole) = group.first().and_then(|part| self.books.extents[part.0].take()) else { continue };
             let cuts: Vec<_> = group.iter().map(|&(_, cut, _)| cut).collect();
             for (&(.., number), id) in group.iter().zip(space.shatter(whole, &cuts)) {
                 spans[number] = Some(id);
             }
         }
-        let extents: Vec<ExtentId> = self.pool.slabs.extents().map(|(id, ..)| id).collect();
+        let extents: Vec<ExtentId> = self.books.pool.slabs.extents().map(|(id, ..)| id).collect();
         for id in extents {
-            self.pool.slabs.dissolve(id);
-            if let Some(unused) = self.extents[id.index()].take() {
-                self.pool.space.free(unused);
+            self.books.pool.slabs.dissolve(id);
+            if let Some(unused) = self.books.extents[id.index()].take() {
+                self.books.pool.space.free(unused);
             }
         }
         spans.into_iter().collect()

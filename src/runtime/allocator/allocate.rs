@@ -7,7 +7,7 @@ use crate::{
     error::{Error, Result},
     fork,
     memory::{
-        Goal, Provenance, Request,
+        Goal, Needs, Provenance, Request,
         tiles::{self, Element},
     },
     report::timeline::{TIMELINE, What},
@@ -15,7 +15,8 @@ use crate::{
         allocator::{
             compaction,
             core::Allocator,
-            oom,
+            oom::{self, Needed},
+            prospects::CallNeeds,
             reclaim::{self, NoRoom, WaitPolicy},
             spill, warm,
         },
@@ -45,16 +46,16 @@ pub fn footprint(allocator: &Allocator, shape: &Shape) -> Bytes {
     tiled.map_or(dense, |tiled| tiled.bytes.max(dense))
 }
 
-/// A block for an array of this shape.
+/// A block for an array of this shape, which is a part of what the `call` needs.
 ///
 /// # Errors
 /// The numbers; [`oom::exhausted`] makes an error of them, where this was the last attempt.
 pub fn allocate(
     allocator: &Allocator,
     memory: &Arc<DeviceMemory>,
-    shape: &Shape,
-    provenance: Provenance,
+    (shape, provenance): (&Shape, Provenance),
     wait: WaitPolicy,
+    call: &dyn Fn() -> CallNeeds,
 ) -> Result<Allocation, NoRoom> {
     let size = footprint(allocator, shape);
     let since = TIMELINE.clock();
@@ -74,7 +75,7 @@ pub fn allocate(
     let request = Request { size, provenance };
     let block = match reclaim::take(memory, request) {
         Ok(block) => block,
-        Err(_) => reclaim::find_room(allocator, memory, request, wait)?,
+        Err(_) => reclaim::find_room(allocator, memory, request, wait, call)?,
     };
     if size >= LARGE_ARRAY && !allocator.trimmer.is_awake() {
         allocator.watch(memory);
@@ -112,8 +113,11 @@ pub fn allocate_or_explain(
     shape: &Shape,
     provenance: Provenance,
 ) -> Result<Allocation> {
-    allocate(allocator, memory, shape, provenance, WaitPolicy::Waits)
-        .map_err(|shortage| oom::exhausted(allocator, memory, shortage))
+    let size = footprint(allocator, shape);
+    allocate(allocator, memory, (shape, provenance), WaitPolicy::Waits, &|| CallNeeds::of(size)).map_err(|shortage| {
+        let needed = Needed { memory: Arc::clone(memory), needs: Needs::of(size) };
+        oom::exhausted(allocator, memory, shortage, &[needed])
+    })
 }
 
 /// Before an array of this size takes new memory: reaps operations whose memory is about to be free, and waits for that
@@ -159,24 +163,29 @@ pub fn make_room_for_all<'a>(
     memory: &DeviceMemory,
     shapes: impl Iterator<Item = &'a Shape>,
     wait: WaitPolicy,
+    call: &dyn Fn() -> CallNeeds,
 ) -> Result<()> {
     let mut shapes = shapes.peekable();
     // One finds its own room.
     let (Some(first), Some(_)) = (shapes.next(), shapes.peek()) else { return Ok(()) };
     let total = footprint_of_all(allocator, [first].into_iter().chain(shapes));
     let waits = wait != WaitPolicy::None;
-    total.map_or(Ok(()), |total| spill::make_room_for_all(allocator, memory, total, waits))
+    total.map_or(Ok(()), |total| spill::make_room_for_all(allocator, memory, total, waits, call))
 }
 
-/// Reserves the low end of the pool for a program's scratch.
+/// Reserves the low end of the pool for a program's scratch, which is a part of what the `call` needs.
 ///
 /// # Errors
-/// RESOURCE_EXHAUSTED with the numbers, or CANCELLED.
-pub fn reserve_scratch(allocator: &Allocator, memory: &Arc<DeviceMemory>, bytes: Bytes) -> Result<ScratchReservation> {
+/// The numbers.
+pub fn reserve_scratch(
+    allocator: &Allocator,
+    memory: &Arc<DeviceMemory>,
+    bytes: Bytes,
+    call: &dyn Fn() -> CallNeeds,
+) -> Result<ScratchReservation, NoRoom> {
     match memory.begin_scratch(bytes) {
         Ok(()) => {}
-        Err(_) => reclaim::find_scratch(allocator, memory, bytes)
-            .inspect_err(|error| oom::remember(memory, bytes, "programs' scratch".to_owned(), &error.message))?,
+        Err(_) => reclaim::find_scratch(allocator, memory, bytes, call)?,
     }
     Ok(ScratchReservation::new(memory, bytes))
 }

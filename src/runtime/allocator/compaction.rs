@@ -24,7 +24,7 @@ use smallvec::SmallVec;
 
 use crate::{
     error::Result,
-    memory::{BlockId, Compaction, Goal, Move, MoveBarrier, Obstacle, Pinned, Request},
+    memory::{Block, BlockId, Compaction, Goal, Move, MoveBarrier, Needs, Obstacle, OutOfMemory, Pinned, Request},
     report::timeline::{TIMELINE, What},
     runtime::device_memory::{DeviceMemory, LockedForMove, Resident},
     units::Bytes,
@@ -59,7 +59,7 @@ impl Compacted<'_> {
     ///
     /// # Errors
     /// As [`crate::memory::Arena::allocate`].
-    pub fn allocate(self, request: Request) -> Result<crate::memory::Block, crate::memory::OutOfMemory> {
+    pub fn allocate(self, request: Request) -> Result<Block, OutOfMemory> {
         self.compaction.allocate(request)
     }
 
@@ -67,7 +67,7 @@ impl Compacted<'_> {
     ///
     /// # Errors
     /// As [`crate::memory::Arena::begin_scratch`].
-    pub fn begin_scratch(self, bytes: Bytes) -> Result<(), crate::memory::NoScratch> {
+    pub fn begin_scratch(self, bytes: Bytes) -> Result<(), OutOfMemory> {
         self.compaction.begin_scratch(bytes)
     }
 
@@ -75,7 +75,7 @@ impl Compacted<'_> {
     ///
     /// # Errors
     /// As [`crate::memory::Arena::begin_scratch_anywhere`].
-    pub fn begin_scratch_anywhere(self, bytes: Bytes) -> Result<(), crate::memory::NoScratch> {
+    pub fn begin_scratch_anywhere(self, bytes: Bytes) -> Result<(), OutOfMemory> {
         self.compaction.begin_scratch_anywhere(bytes)
     }
 }
@@ -219,11 +219,18 @@ impl Movable {
     }
 }
 
-/// How many bytes would move to open a hole of `size`; `None` if there is no such plan at this moment. Nothing moves.
-pub fn would_open(memory: &DeviceMemory, size: Bytes) -> Option<Bytes> {
+/// How many bytes would move until `needs` find room in one piece; `None` if no plan was found. Nothing moves.
+pub fn would_open(memory: &DeviceMemory, needs: &Needs) -> Option<Bytes> {
     let (movable, _) = Movable::of(memory, |_| false);
-    let plan = memory.plan(Goal::Hole(size), &memory.carrier.costs(), &|block| movable.get(block).is_some());
-    plan.ok().map(|compaction| compaction.moves().iter().map(|step| step.size).sum())
+    memory.would_open(needs, &memory.carrier.costs(), &|block| movable.get(block).is_some())
+}
+
+/// The least limit, `most` at most, under which `needs` would have found room; where it `compacts`, by moves.
+pub fn least_limit(memory: &DeviceMemory, needs: &Needs, most: Bytes, compacts: bool) -> Option<Bytes> {
+    let movable = compacts.then(|| Movable::of(memory, |_| false).0);
+    let may_move = |block| movable.as_ref().is_some_and(|movable| movable.get(block).is_some());
+    let may_move: &dyn Fn(BlockId) -> bool = &may_move;
+    memory.least_limit(needs, most, (&memory.carrier.costs(), compacts.then_some(may_move)))
 }
 
 /// Locks the residents of all moves, or none of them.

@@ -5,6 +5,7 @@
 //!  allocate.rs     a block for an array
 //!  reclaim.rs      the reclaim loop: what happens when an arena has no room: drain, wait, compact, wait, error
 //!  compaction.rs   an arena's plan carried out on live buffers
+//!  prospects.rs    whether a call can have what it needs at all
 //!  spill.rs        arrays go to memory of the host where nothing else makes room
 //!  prefetch.rs     spilled arrays come back before they are needed
 //!  admission.rs    whether there is memory for what the engine takes from the same device
@@ -26,6 +27,7 @@ pub mod group;
 pub mod oom;
 pub mod pinned_host;
 pub mod prefetch;
+pub mod prospects;
 pub mod reclaim;
 pub mod shared;
 pub mod sleep;

@@ -1,11 +1,12 @@
 //! The out-of-memory error: what was wanted, what was tried, what holds the memory, and what would have helped.
 //!
-//! The error has a hint only if it is true at this instant under the present settings: the planner is asked, and
-//! nothing moves. The failure is noted in the arena's history, and written as a report where the user wants one.
+//! All numbers, holders and lines are of one instant, that of the failure. The error has a hint only if following it
+//! was computed to make room for the whole call, its other results and other devices included: nothing moves for that. The failure is noted in the arena's history, and written as a report where the user wants one.
 
 use std::{
     cell::RefCell,
     path::Path,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -15,9 +16,18 @@ use crate::{
     config::Compact,
     device::host,
     error::Error,
-    memory::{Hint, Holder, OomDetails, OutOfMemory, history::holdings},
+    memory::{
+        CallPart, Exhaustion, Hint, Holder, Needs, OomDetails, OutOfMemory,
+        history::{holdings, in_use},
+    },
     runtime::{
-        allocator::{compaction, core::Allocator, group, reclaim::NoRoom, spill},
+        allocator::{
+            compaction,
+            core::Allocator,
+            group,
+            reclaim::{NoRoom, SearchEnd},
+            spill,
+        },
         device_memory::{DeviceMemory, origins::ORIGINS},
         in_flight::deadline::cancelled,
     },
@@ -60,20 +70,32 @@ pub fn remember(memory: &DeviceMemory, requested: Bytes, origin: String, text: &
     let _ = LAST.try_with(|place| place.replace(Some(last)));
 }
 
-/// The error for an array that found no room. Remembers it, and writes the report, unless a signal ended the wait.
+/// What a call needs of one memory, none of which it has any more.
+pub struct Needed {
+    /// The memory.
+    pub memory: Arc<DeviceMemory>,
+    /// What it needs there.
+    pub needs: Needs,
+}
+
+/// The error for what found no room, in a call that has given back what it had and needs all that is `needed`.
+/// Remembers it, and writes the report, unless a signal ended the wait.
 #[cold]
-pub fn exhausted(allocator: &Allocator, memory: &DeviceMemory, shortage: NoRoom) -> Error {
-    let NoRoom { mut numbers, provenance, tried, interrupted, .. } = shortage;
-    if let Some(after) = interrupted {
+pub fn exhausted(allocator: &Allocator, memory: &DeviceMemory, shortage: NoRoom, needed: &[Needed]) -> Error {
+    let NoRoom { found: Exhaustion { mut numbers, mut blocks }, provenance, call, end } = shortage;
+    if let SearchEnd::Interrupted(after) = end {
         return cancelled(after, &numbers.to_string());
     }
-    let mut blocks = memory.blocks();
     memory.complete(&mut blocks);
-    let mut holders = holdings(blocks.iter().map(|info| (info.provenance, info.held)));
+    let mut holders = holdings(in_use(&blocks));
     let rest = holders.split_off(holders.len().min(HOLDERS));
+    let more = call.needs.sum().and_then(|sum| sum.checked_sub(call.had)?.checked_sub(numbers.requested));
     let details = OomDetails {
         wanted: ORIGINS.label(provenance.origin),
-        tried,
+        call: more
+            .map(|wanted| CallPart { had: call.had, wanted })
+            .filter(|part| !(part.had.is_zero() && part.wanted.is_zero())),
+        tried: if let SearchEnd::InVain(tried) = end { tried } else { None },
         // What divides the memory matters only where that is the cause.
         pinned: match numbers.free >= numbers.requested && allocator.compacts() {
             true => compaction::pinned(memory),
@@ -86,7 +108,7 @@ pub fn exhausted(allocator: &Allocator, memory: &DeviceMemory, shortage: NoRoom)
         others: rest.iter().map(|sum| sum.blocks).sum(),
         other_bytes: rest.iter().map(|sum| sum.bytes).sum(),
         share: share(memory),
-        hint: hint(allocator, memory, &numbers),
+        hint: hint(allocator, memory, &numbers, needed),
     };
     numbers.story = Some(Box::new(details));
     let (code, mut text) = (numbers.code(), numbers.to_string());
@@ -104,48 +126,65 @@ pub fn exhausted(allocator: &Allocator, memory: &DeviceMemory, shortage: NoRoom)
     Error::new(code, text)
 }
 
-/// What would have made room.
-fn hint(allocator: &Allocator, memory: &DeviceMemory, numbers: &OutOfMemory) -> Option<Hint> {
-    let size = numbers.requested;
-    if numbers.refusal.is_none() && memory.fits_after_pending(size) {
-        return Some(Hint::Wait { pending: numbers.pending });
+/// What would have made room for all that is `needed`, of which this `memory` had no room for some.
+fn hint(allocator: &Allocator, memory: &DeviceMemory, numbers: &OutOfMemory, needed: &[Needed]) -> Option<Hint> {
+    allocator.drain();
+    let fits = |one: &Needed| one.memory.would_fit(&one.needs, &|_| false);
+    // The device may refuse again what the limit allows.
+    if numbers.refusal.is_none() && needed.iter().all(fits) {
+        let pending: Bytes = needed.iter().map(|one| one.memory.pending()).sum();
+        return (!pending.is_zero()).then_some(Hint::Wait { pending });
     }
+    let would_open = |one: &Needed| compaction::would_open(&one.memory, &one.needs);
     if allocator.compaction == Compact::Off
-        && let Some(bytes) = compaction::would_open(memory, size)
+        && let Some(moved) = needed
+            .iter()
+            .map(|one| if fits(one) { Some(Bytes::ZERO) } else { would_open(one) })
+            .collect::<Option<Vec<_>>>()
+        && let bytes = moved.into_iter().sum::<Bytes>()
+        && !bytes.is_zero()
     {
         return Some(Hint::Compact { bytes });
     }
-    // A higher limit does not help where the device refuses.
-    if numbers.refusal.is_some() {
+    // A higher limit does not help where the device refuses; in a group it is all members' together, and arrays that
+    // are spilled come back to less room than they have now.
+    if numbers.refusal.is_some() || memory.group.is_some() || memory.tier.is_some() {
         return None;
     }
-    // The engine's fixed share grows with the limit.
-    let limit = numbers.limit + share(memory);
-    let size = u128::from(size.get()) * u128::from(limit.get()) / u128::from(numbers.limit.get().max(1));
-    let enough = enough(limit, Bytes::new(u64::try_from(size).ok()?))?;
+    limit_hint(allocator, memory, needed)
+}
+
+/// The least limit under which all would have fitted.
+fn limit_hint(allocator: &Allocator, memory: &DeviceMemory, needed: &[Needed]) -> Option<Hint> {
+    let is_own = |memory: &DeviceMemory| allocator.memories.iter().any(|own| std::ptr::eq(&**own, memory));
+    let setting = if is_own(memory) { "PJRT_ARENA_LIMIT" } else { "PJRT_ARENA_PINNED_LIMIT" };
     let (owner, capacity, devices) = match &memory.shared {
         Some(shared) => {
             let free = shared.pool.free_on_device().ok()?;
-            ("GPU", shared.most.min(limit + free), 1)
+            ("GPU", shared.most.min(memory.limit() + share(memory) + free), 1)
         }
         None => ("machine", host::capacity().ok()?, u32::try_from(allocator.memories.len()).ok()?),
     };
-    let is_own = allocator.memories.iter().any(|own| std::ptr::eq(&**own, memory));
-    let setting = if is_own { "PJRT_ARENA_LIMIT" } else { "PJRT_ARENA_PINNED_LIMIT" };
-    let fits = enough.get().checked_mul(devices.into())? <= capacity.get();
-    fits.then_some(Hint::Limit { setting, enough, memory: capacity, owner, devices })
+    let most = Bytes::new(capacity.get() / u64::from(devices.max(1)));
+    let mut enough = Bytes::ZERO;
+    for one in needed {
+        let limit = match is_own(&one.memory) == is_own(memory) {
+            true => compaction::least_limit(&one.memory, &one.needs, most, allocator.compacts())?,
+            // Another setting's: this one alone would not have helped.
+            false if one.memory.would_fit(&one.needs, &|_| false) => continue,
+            false => return None,
+        };
+        // The engine's fixed share grows with the limit.
+        let (limit, own) = (u128::from(limit.get()), u128::from(one.memory.limit().get().max(1)));
+        let whole = limit * u128::from((one.memory.limit() + share(&one.memory)).get()) / own;
+        enough = enough.max(Bytes::new(u64::try_from(whole).ok()?).checked_round_up(Bytes::mib(1))?);
+    }
+    (enough <= most && !enough.is_zero()).then_some(Hint::Limit { setting, enough, memory: capacity, owner, devices })
 }
 
 /// The engine's fixed share beside the arena's limit.
 fn share(memory: &DeviceMemory) -> Bytes {
     memory.shared.as_ref().and_then(|shared| shared.budget.share()).unwrap_or(Bytes::ZERO)
-}
-
-/// A limit under which the same run finds `size` bytes more at the end of its pool: small blocks take part in a larger
-/// pool, up to 1/128 of it.
-fn enough(limit: Bytes, size: Bytes) -> Option<Bytes> {
-    let sum = limit.checked_add(size)?;
-    sum.checked_add(Bytes::new(sum.get() / 64))?.checked_round_up(Bytes::mib(1))
 }
 
 /// Has a report written to `path`, unless one was written a moment ago.

@@ -27,12 +27,14 @@ use std::{
 
 use crate::{
     error::{Code, Error, Result},
-    memory::{Block, Goal, NoScratch, Obstacle, OutOfMemory, Provenance, Request, Tried},
+    memory::{Block, Exhaustion, Goal, Obstacle, OutOfMemory, Provenance, Request, Tried},
+    report::snapshot::OriginKind,
     runtime::{
         allocator::{
             compaction::{self, Compacted, InUse},
             core::Allocator,
             group::{self, Asked},
+            prospects::{CallNeeds, can_be_had},
             shared::{discard_holes, take_back},
             spill,
         },
@@ -62,18 +64,29 @@ pub enum WaitPolicy {
     None,
 }
 
-/// An array found no room.
+/// An array, or a program's scratch, found no room.
 pub struct NoRoom {
-    /// The numbers of that instant.
-    pub numbers: Box<OutOfMemory>,
+    /// The numbers of that instant; and the blocks, where this was the last attempt.
+    pub found: Exhaustion,
     /// What the room was for.
     pub provenance: Provenance,
-    /// What compaction did, where it is on.
-    pub tried: Option<Tried>,
-    /// After how long a signal ended the wait, if one did.
-    pub interrupted: Option<Duration>,
-    /// Whether nothing was waited for.
-    pub gave_up: bool,
+    /// What the whole call needs of the memory, where this was the last attempt.
+    pub call: CallNeeds,
+    /// How the search ended.
+    pub end: SearchEnd,
+}
+
+/// How the search for room ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SearchEnd {
+    /// All was tried; what compaction did, where it is on.
+    InVain(Option<Tried>),
+    /// It did not begin: what the call needs can never be had.
+    Never,
+    /// Nothing was waited for.
+    GaveUp,
+    /// A signal ended it after so long.
+    Interrupted(Duration),
 }
 
 /// A block with memory behind it.
@@ -119,7 +132,7 @@ fn fill_from_holes(memory: &DeviceMemory, block: Block, refusal: Error) -> Resul
     memory.carrier.populate(block.address, block.size).map(|()| block)
 }
 
-/// A block for `request`, which found no room at once.
+/// A block for `request`, which found no room at once, and which is a part of what the `call` needs.
 ///
 /// # Errors
 /// The numbers.
@@ -129,42 +142,61 @@ pub fn find_room(
     memory: &DeviceMemory,
     request: Request,
     wait: WaitPolicy,
+    call: &dyn Fn() -> CallNeeds,
 ) -> Result<Block, NoRoom> {
+    let Request { size, provenance } = request;
     let deadline = allocator.deadline().telling(|waited| {
-        let (size, what) = (request.size, ORIGINS.label(request.provenance.origin));
+        let what = ORIGINS.label(provenance.origin);
         log::info!("{size} on {} for {what}: waits for memory, for {waited:.1?} so far", memory.name());
     });
-    if wait == WaitPolicy::None {
+    let waits = wait != WaitPolicy::None;
+    if (waits || memory.tier.is_some()) && !can_be_had(allocator, memory, call()) {
+        let (found, call) = (last_attempt(memory, request, None), call());
+        return found.map_err(|found| NoRoom { found, provenance, call, end: SearchEnd::Never });
+    }
+    if !waits {
         return find_room_at_once(allocator, &deadline, memory, request).map_err(|numbers| {
-            let interrupted = deadline.interrupted();
-            NoRoom {
-                numbers: Box::new(numbers),
-                provenance: request.provenance,
-                tried: None,
-                interrupted,
-                gave_up: interrupted.is_none(),
-            }
+            let found = Exhaustion { numbers: Box::new(numbers), blocks: Vec::new() };
+            let end = deadline.interrupted().map_or(SearchEnd::GaveUp, SearchEnd::Interrupted);
+            NoRoom { found, provenance, call: CallNeeds::default(), end }
         });
     }
     let hole_before = memory.stats().largest_free_block;
     let moved = Cell::new((0, Bytes::ZERO));
     let found = reclaim(
-        &Search { allocator, deadline: &deadline, memory, goal: Goal::Hole(request.size), wait },
+        &Search { allocator, deadline: &deadline, memory, goal: Goal::Hole(size), wait },
         |at_most| filled(memory, memory.allocate_waiting(request, at_most)?),
         |compacted| {
             let (blocks, bytes) = moved.get();
             moved.set((blocks + compacted.buffers, bytes + compacted.bytes));
             filled(memory, compacted.allocate(request)?)
         },
-        |shortage| shortage.in_prospect() >= request.size,
+        |shortage| shortage.in_prospect() >= size,
         |shortage| shortage.refusal.is_some(),
     );
-    found.map_err(|numbers| {
-        let (blocks, bytes) = moved.get();
-        let tried = allocator.compacts().then_some(Tried { hole_before, blocks, bytes });
-        let interrupted = deadline.interrupted();
-        NoRoom { numbers: Box::new(numbers), provenance: request.provenance, tried, interrupted, gave_up: false }
+    found.or_else(|numbers| {
+        let found = last_attempt(memory, request, numbers.refusal);
+        found.map_err(|found| {
+            let (blocks, bytes) = moved.get();
+            let tried = allocator.compacts().then_some(Tried { hole_before, blocks, bytes });
+            let end = deadline.interrupted().map_or(SearchEnd::InVain(tried), SearchEnd::Interrupted);
+            NoRoom { found, provenance, call: call(), end }
+        })
     })
+}
+
+/// A block for `request` after all, unless the device has refused memory; else the numbers and the blocks of one
+/// instant.
+fn last_attempt(
+    memory: &DeviceMemory,
+    request: Request,
+    refusal: Option<Box<Error>>,
+) -> std::result::Result<Block, Exhaustion> {
+    if refusal.is_some() {
+        return Err(memory.exhaustion(request.size, refusal));
+    }
+    let block = memory.allocate_at_last(request)?;
+    filled(memory, block).map_err(|numbers| memory.exhaustion(request.size, numbers.refusal))
 }
 
 /// As [`find_room`], where nothing is waited for: what the engine's pool keeps is taken back, then arrays are
@@ -215,20 +247,27 @@ fn find_room_at_once(
 }
 
 /// Reserves the low end of the pool for a program's scratch, for which there was no room at once; or another hole, if
-/// a block at the low end stays where it is.
+/// a block at the low end stays where it is. It is a part of what the `call` needs.
 ///
 /// # Errors
-/// RESOURCE_EXHAUSTED with the numbers, or CANCELLED.
+/// The numbers.
 #[cold]
-pub fn find_scratch(allocator: &Allocator, memory: &DeviceMemory, bytes: Bytes) -> Result<()> {
+pub fn find_scratch(
+    allocator: &Allocator,
+    memory: &DeviceMemory,
+    bytes: Bytes,
+    call: &dyn Fn() -> CallNeeds,
+) -> Result<(), NoRoom> {
     let deadline = allocator.deadline().telling(|waited| {
         let name = memory.name();
         log::info!("{bytes} on {name} for a program's scratch: waits for memory, for {waited:.1?} so far");
     });
-    let hopeful = |shortage: &NoScratch| {
-        let stats = memory.stats();
-        shortage.free + shortage.reserved + stats.pending_bytes + stats.slack_bytes >= bytes
-    };
+    let provenance = Provenance { origin: OriginKind::Scratch.origin(), ..Provenance::default() };
+    if !can_be_had(allocator, memory, call()) {
+        let found = memory.begin_scratch_at_last(bytes);
+        return found.map_err(|found| NoRoom { found, provenance, call: call(), end: SearchEnd::Never });
+    }
+    let hopeful = |shortage: &OutOfMemory| shortage.in_prospect() >= bytes;
     let search = |goal| Search { allocator, deadline: &deadline, memory, goal, wait: WaitPolicy::LaunchWaits };
     let bottom = reclaim(
         &search(Goal::Bottom(bytes)),
@@ -238,17 +277,19 @@ pub fn find_scratch(allocator: &Allocator, memory: &DeviceMemory, bytes: Bytes) 
         |shortage| hopeful(shortage) && !memory.is_bottom_pinned(bytes),
         |_| false,
     );
-    let found = bottom.or_else(|shortage| {
-        let elsewhere = reclaim(
+    let found = bottom.or_else(|_| {
+        reclaim(
             &search(Goal::Hole(bytes)),
             |_| memory.begin_scratch_anywhere(bytes),
             |compacted| compacted.begin_scratch_anywhere(bytes),
             hopeful,
             |_| false,
-        );
-        elsewhere.map_err(|_| shortage)
+        )
     });
-    found.map_err(|shortage| deadline.explain(shortage.into()))
+    found.or_else(|_| memory.begin_scratch_at_last(bytes)).map_err(|found| {
+        let end = deadline.interrupted().map_or(SearchEnd::InVain(None), SearchEnd::Interrupted);
+        NoRoom { found, provenance, call: call(), end }
+    })
 }
 
 /// What the loop looks for, and how long.

@@ -16,7 +16,7 @@ use crate::{
     error::{Code, Error},
     fork,
     memory::{
-        Goal, MoveBarrier, Pinned, Provenance,
+        Goal, Pinned, Provenance,
         history::{EventKind, Holding, holdings},
         next_use::NextUse,
     },
@@ -25,6 +25,7 @@ use crate::{
         allocator::{
             compaction::staying,
             core::Allocator,
+            prospects::{CallNeeds, can_be_had, is_kept},
             spill::{
                 candidates::{Candidate, Candidates},
                 tier_room::TierRoom,
@@ -78,16 +79,20 @@ pub fn make_room_until(
 
 /// Makes room for several arrays of so many bytes together, which need not lie side by side: in one plan, where each by
 /// itself would look at all arrays. Nothing goes where so much is free, or, for a caller that `waits`, will be when
-/// retired blocks are. What is not reached is left to the allocations.
+/// retired blocks are; nor where the `call` can never have all that it needs. What is not reached is left to the
+/// allocations.
 ///
 /// # Errors
 /// CANCELLED, if a signal ended it.
 #[cold]
-pub fn make_room_for_all(allocator: &Allocator, memory: &DeviceMemory, bytes: Bytes, waits: bool) -> Result<(), Error> {
+pub fn make_room_for_all(
+    allocator: &Allocator,
+    memory: &DeviceMemory,
+    bytes: Bytes,
+    waits: bool,
+    call: &dyn Fn() -> CallNeeds,
+) -> Result<(), Error> {
     let Some(tier) = &memory.tier else { return Ok(()) };
-    if bytes > memory.limit() {
-        return Ok(());
-    }
     let missing = || {
         let stats = memory.stats();
         let pending = if waits { stats.pending_bytes } else { Bytes::ZERO };
@@ -98,7 +103,7 @@ pub fn make_room_for_all(allocator: &Allocator, memory: &DeviceMemory, bytes: By
         return Ok(());
     }
     allocator.drain();
-    let Some(wanted) = missing() else { return Ok(()) };
+    let Some(wanted) = missing().filter(|_| can_be_had(allocator, memory, call())) else { return Ok(()) };
     let deadline = allocator.deadline().telling(|waited| {
         log::info!("a launch waits on {} for room for {bytes}, for {waited:.1?} so far", memory.name());
     });
@@ -142,10 +147,8 @@ fn spill_until(
 #[cold]
 pub fn could_make_room(memory: &DeviceMemory, goal: Goal) -> bool {
     let (Some(_), Goal::Hole(bytes) | Goal::Bottom(bytes)) = (&memory.tier, goal) else { return false };
-    let stays = |resident: &Arc<dyn Resident>| {
-        matches!(resident.move_barrier(), Some(MoveBarrier::Referenced | MoveBarrier::AddressKnown))
-    };
-    let staying = memory.residents.all().into_iter().filter(stays).filter_map(|resident| resident.occupied());
+    let staying = memory.residents.all().into_iter().filter(|resident| is_kept(&**resident));
+    let staying = staying.filter_map(|resident| resident.occupied());
     let staying: Bytes = staying.map(|occupied| occupied.size).sum();
     bytes <= memory.limit().saturating_sub(staying)
 }

@@ -17,7 +17,7 @@ use crate::{
             admission::{admit, may_admit_elsewhere},
             allocate::{LARGE_ARRAY, allocate, footprint, make_room_for_all, open_hole, reserve_scratch},
             pinned_host::admit_pinned,
-            reclaim::WaitPolicy,
+            reclaim::{SearchEnd, WaitPolicy},
         },
         buffer::{BufferRef, CachedOutput},
         client::{Client, Device},
@@ -32,6 +32,7 @@ use crate::{
             call::{Call, Outputs},
             destination::{Destination, DestinationBlock},
             donation_copy::DonationCopy,
+            needs,
             nested::NestedRun,
             unplaced::Unplaced,
             wanted::Wanted,
@@ -115,7 +116,9 @@ impl<'a> DeviceLaunch<'a> {
         if let Some(tier) = memory.tier.as_ref().filter(|_| !std::mem::replace(&mut self.noted, true)) {
             self.run = wanted.note(call, (memory, tier), self.stack);
         }
-        wanted.bring_back(memory, self.run.step, wait)
+        let step = self.run.step;
+        let Some(wanted) = &self.wanted else { return Ok(()) };
+        wanted.bring_back(memory, step, wait, &|| needs::of(call, index, self, memory))
     }
 
     /// Reserves the program's scratch, and allocates and views every destination. `wait` says whether the
@@ -148,10 +151,9 @@ impl<'a> DeviceLaunch<'a> {
         // Where the engine's own pool shares the memory, the scratch comes from it and is asked for last, because
         // arrays may take back what the pool does not need.
         if memory.shared.is_none() && program.scratch != Bytes::ZERO {
-            self.scratch = Some(
-                reserve_scratch(&loaded.client.allocator, memory, program.scratch)
-                    .map_err(|error| error.context(&format!("Error loading program '{}'", program.name)))?,
-            );
+            let needs = || needs::of(call, index, self, memory);
+            let reserved = reserve_scratch(&loaded.client.allocator, memory, program.scratch, &needs);
+            self.scratch = Some(reserved.map_err(|shortage| Unplaced::NoRoom(Arc::clone(memory), shortage))?);
         }
         self.place_destinations(call, index, device, memory, wait)?;
         let demand = (&*program.name, program.scratch);
@@ -179,7 +181,7 @@ impl<'a> DeviceLaunch<'a> {
     ) -> Result<(), Unplaced> {
         let outcome = self.try_place_destinations(call, index, device, wait);
         let Err(Unplaced::NoRoom(full, shortage)) = outcome else { return outcome };
-        if shortage.gave_up || shortage.interrupted.is_some() {
+        if !matches!(shortage.end, SearchEnd::InVain(_)) {
             return Err(Unplaced::NoRoom(full, shortage));
         }
         // One by one they found no room. A hole for all of them may open once those made so far, which hold nothing
@@ -361,12 +363,14 @@ impl<'a> DeviceLaunch<'a> {
             if space.arena().tier.is_some() && dropped.is_none() && !std::mem::replace(&mut planned, true) {
                 let own = plan.destinations[number..].iter().filter(|&&result| !loaded.program.is_pinned(result));
                 let rest = own.map(|&result| &*loaded.program.results[result]);
-                make_room_for_all(&client.allocator, space.arena(), rest, wait)?;
+                let needs = || needs::of(call, index, self, space.arena());
+                make_room_for_all(&client.allocator, space.arena(), rest, wait, &needs)?;
             }
             let (view, block) = match dropped {
                 Some(Reused { view, block, previous }) => (view, DestinationBlock::new(block, Some(previous))),
                 None => {
-                    let allocation = allocate(&client.allocator, space.arena(), shape, provenance, wait);
+                    let needs = || needs::of(call, index, self, space.arena());
+                    let allocation = allocate(&client.allocator, space.arena(), (shape, provenance), wait, &needs);
                     (None, DestinationBlock::new(allocation.map_err(full)?, None))
                 }
             };

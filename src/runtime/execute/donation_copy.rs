@@ -22,10 +22,15 @@ use std::{ptr, sync::Arc};
 use crate::{
     device::strided,
     engine::{EngineBuffer, Outcome},
-    memory::{Execution, Provenance},
+    memory::{Execution, Needs, Provenance},
     report::snapshot::OriginKind,
     runtime::{
-        allocator::{allocate::allocate, reclaim::WaitPolicy},
+        allocator::{
+            allocate::{allocate, footprint},
+            oom::{Needed, exhausted},
+            prospects::CallNeeds,
+            reclaim::WaitPolicy,
+        },
         buffer::{BufferRef, borrowed, reading::Reading, storage::Access},
         client::Device,
         device_memory::origins::ORIGINS,
@@ -82,7 +87,7 @@ fn prepare_each(
             continue;
         }
         let buffer = call.argument(index, argument)?;
-        if buffer.access == Access::ReadOnly && !call.keeps(argument) && call.comes_once(index, argument) {
+        if is_copied(call, index, argument, buffer) {
             copies.extend(copy_read_only(call.loaded, buffer, device, (execution, wait), argument)?);
         }
     }
@@ -124,7 +129,34 @@ pub fn copy_borrowed(
     let lend = || buffer.get().lend().map(Some);
     // The array is defined, because a program reads it already.
     let copied = copy(loaded, buffer, device, (execution, WaitPolicy::LaunchWaits), argument, lend);
-    Ok(copied.map_err(|unplaced| unplaced.explain(&loaded.client))?.ok_or_else(borrowed)?)
+    let size = footprint(&loaded.client.allocator, &buffer.shape);
+    let explained = |unplaced| match unplaced {
+        Unplaced::Failed(failure) => failure,
+        Unplaced::NoRoom(memory, shortage) => {
+            let needed = [Needed { memory: Arc::clone(&memory), needs: Needs::of(size) }];
+            exhausted(&loaded.client.allocator, &memory, shortage, &needed).into()
+        }
+    };
+    Ok(copied.map_err(explained)?.ok_or_else(borrowed)?)
+}
+
+/// The arguments of the device with the number `index` that [`prepare`] copies.
+pub fn copied<'a>(call: &Call<'a>, index: usize) -> impl Iterator<Item = BufferRef<'a>> {
+    let donated: Vec<usize> = match &call.loaded.program.plan.donations {
+        Donations::Only(donated) => donated.to_vec(),
+        _ => Vec::new(),
+    };
+    let call = *call;
+    let donated = donated.into_iter().filter(move |&argument| argument < call.arguments(index).len());
+    donated.filter_map(move |argument| {
+        let buffer = call.argument(index, argument).ok()?;
+        (is_copied(&call, index, argument, buffer) && !buffer.state().is_referenced()).then_some(buffer)
+    })
+}
+
+/// Whether an argument is donated whose memory programs may only read.
+fn is_copied(call: &Call<'_>, index: usize, argument: usize, buffer: BufferRef<'_>) -> bool {
+    buffer.access == Access::ReadOnly && !call.keeps(argument) && call.comes_once(index, argument)
 }
 
 /// Copies an argument whose array is defined, if it lies in the device's own memory and `read` finds it.
@@ -144,7 +176,8 @@ fn copy<'a>(
     let Some(arena) = &device.arena else { return Ok(None) };
     // Allocated first: the allocation may wait, and a thread that reads an array must wait for nothing.
     let provenance = Provenance { origin: ORIGINS.of_shape(OriginKind::Copy, &buffer.shape), run: execution };
-    let allocation = allocate(&client.allocator, arena, &buffer.shape, provenance, wait)
+    let needs = || CallNeeds::of(footprint(&client.allocator, &buffer.shape));
+    let allocation = allocate(&client.allocator, arena, (&buffer.shape, provenance), wait, &needs)
         .map_err(|shortage| Unplaced::NoRoom(Arc::clone(arena), shortage))?;
     let Some(reading) = read()? else { return Ok(None) };
     let (from, bytes) = (reading.address(), buffer.shape.size);

@@ -16,6 +16,7 @@ use crate::{
             device_launch::DeviceLaunch,
             donation_copy,
             host_callbacks::{self, CallbackRun},
+            needs,
             nested::NestedRun,
             unplaced::Unplaced,
         },
@@ -95,8 +96,8 @@ impl<'a> Launch<'a> {
         }
         match self.prepare_devices(WaitPolicy::None) {
             Err(unplaced) if unplaced.gave_up() => self.prepare_in_turn(),
-            Err(unplaced) if self.spills() && unplaced.is_exhaustion() => self.prepare_in_turn(),
-            prepared => prepared.map_err(|unplaced| unplaced.explain(&call.loaded.client)),
+            Err(unplaced) if self.may_come(&unplaced) => self.prepare_in_turn(),
+            prepared => prepared.map_err(|unplaced| needs::explain(&call, &mut self.devices, unplaced)),
         }
     }
 
@@ -115,8 +116,8 @@ impl<'a> Launch<'a> {
         loop {
             let unplaced = match self.prepare_devices(WaitPolicy::LaunchWaits) {
                 Ok(()) => return Ok(()),
-                Err(unplaced) if self.spills() && unplaced.is_exhaustion() => unplaced,
-                Err(unplaced) => return Err(unplaced.explain(client)),
+                Err(unplaced) if self.may_come(&unplaced) => unplaced,
+                Err(unplaced) => return Err(needs::explain(&self.call, &mut self.devices, unplaced)),
             };
             let others_want = self.others_want();
             self.devices.iter_mut().for_each(DeviceLaunch::give_back);
@@ -132,7 +133,7 @@ impl<'a> Launch<'a> {
                 let memories = self.devices.iter().filter_map(|launch| launch.device?.arena.as_ref());
                 memories.for_each(|memory| _ = spill::make_room_until(&deadline, &client.allocator, memory, None));
             } else {
-                return Err(unplaced.explain(client));
+                return Err(needs::explain(&self.call, &mut self.devices, unplaced));
             }
         }
     }
@@ -148,6 +149,11 @@ impl<'a> Launch<'a> {
     #[inline]
     pub fn spills(&self) -> bool {
         self.call.loaded.client.allocator.spill != Spill::Off
+    }
+
+    /// Whether there may be room when other launches have gone on, or all has been spilled.
+    fn may_come(&self, unplaced: &Unplaced) -> bool {
+        self.spills() && unplaced.is_exhaustion() && !unplaced.is_final()
     }
 
     /// Whether other launches want their arguments at this moment.

@@ -30,6 +30,7 @@ pub mod device_launch;
 pub mod donation_copy;
 pub mod host_callbacks;
 pub mod launch;
+mod needs;
 pub mod nested;
 pub mod results;
 pub mod unplaced;

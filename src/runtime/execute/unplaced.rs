@@ -5,8 +5,7 @@ use std::sync::Arc;
 use crate::{
     engine::Failure,
     runtime::{
-        allocator::{oom::exhausted, reclaim::NoRoom},
-        client::Client,
+        allocator::reclaim::{NoRoom, SearchEnd},
         device_memory::DeviceMemory,
     },
 };
@@ -20,26 +19,22 @@ pub enum Unplaced {
 }
 
 impl Unplaced {
-    /// What the caller is told.
-    #[cold]
-    pub fn explain(self, client: &Client) -> Failure {
-        match self {
-            Self::NoRoom(full, shortage) => exhausted(&client.allocator, &full, shortage).into(),
-            Self::Failed(failure) => failure,
-        }
-    }
-
     /// Whether there was no room.
     pub fn is_exhaustion(&self) -> bool {
         match self {
-            Self::NoRoom(_, shortage) => shortage.interrupted.is_none(),
+            Self::NoRoom(_, shortage) => !matches!(shortage.end, SearchEnd::Interrupted(_)),
             Self::Failed(failure) => failure.is_exhausted(),
         }
     }
 
     /// Whether there might be room later, and it was not waited for.
     pub fn gave_up(&self) -> bool {
-        matches!(self, Self::NoRoom(_, shortage) if shortage.gave_up)
+        matches!(self, Self::NoRoom(_, shortage) if shortage.end == SearchEnd::GaveUp)
+    }
+
+    /// Whether it can never be had.
+    pub fn is_final(&self) -> bool {
+        matches!(self, Self::NoRoom(_, shortage) if shortage.end == SearchEnd::Never)
     }
 }
 

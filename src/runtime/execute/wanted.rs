@@ -29,6 +29,7 @@ use crate::{
         allocator::{
             allocate::{allocate, make_room_for_all},
             core::Allocator,
+            prospects::CallNeeds,
             reclaim::WaitPolicy,
             spill,
         },
@@ -93,11 +94,17 @@ impl<'a> Wanted<'a> {
     }
 
     /// Brings those back that are in the tier of `memory`, for the launch of this `step`. Room is made for all of them
-    /// together.
+    /// together, and none where the `call` can never have what it needs.
     ///
     /// # Errors
     /// RESOURCE_EXHAUSTED, CANCELLED, or the engine's; each array is where it was, or back.
-    pub fn bring_back(&self, memory: &Arc<DeviceMemory>, step: u32, wait: WaitPolicy) -> Result<(), Unplaced> {
+    pub fn bring_back(
+        &self,
+        memory: &Arc<DeviceMemory>,
+        step: u32,
+        wait: WaitPolicy,
+        call: &dyn Fn() -> CallNeeds,
+    ) -> Result<(), Unplaced> {
         let Some(tier) = &memory.tier else { return Ok(()) };
         // An array of another memory of the device has no tier.
         let mut waiting: Vec<_> =
@@ -106,7 +113,7 @@ impl<'a> Wanted<'a> {
         let mut seen = FxHashSet::default();
         waiting.retain(|buffer| seen.insert(ptr::from_ref(&***buffer)));
         let shapes = waiting.iter().filter(|buffer| buffer.waits().is_some()).map(|buffer| &*buffer.shape);
-        make_room_for_all(self.allocator, memory, shapes, wait)?;
+        make_room_for_all(self.allocator, memory, shapes, wait, call)?;
         let (began, mut told) = (Instant::now(), Duration::ZERO);
         for (number, buffer) in waiting.iter().enumerate() {
             if began.elapsed() - told >= SLOW {
@@ -116,7 +123,7 @@ impl<'a> Wanted<'a> {
             }
             let resident: Arc<dyn Resident> = buffer.share();
             spill::bring_back(memory, &resident, Some(step), |shape, provenance| {
-                allocate(self.allocator, memory, shape, provenance, wait)
+                allocate(self.allocator, memory, (shape, provenance), wait, call)
                     .map_err(|shortage| Unplaced::NoRoom(Arc::clone(memory), shortage))
             })?;
         }

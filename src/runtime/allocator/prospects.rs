@@ -1,0 +1,99 @@
+//! Whether what a call needs can be had at all: known before anything is moved, spilled, asked of other processes or
+//! waited for, so that what cannot succeed changes nothing.
+//!
+//! A yes is no promise, because blocks may lie in each other's way. A no is final: it supposes that every program
+//! under way ends, and that all goes that may.
+
+use std::sync::Arc;
+
+use rustc_hash::FxHashSet;
+
+use crate::{
+    memory::{BlockId, MoveBarrier, Needs},
+    runtime::{
+        allocator::core::Allocator,
+        device_memory::{DeviceMemory, Resident, Tier},
+    },
+    units::Bytes,
+};
+
+/// What a call needs of one memory, of which it may have a part.
+#[derive(Clone, Debug, Default)]
+pub struct CallNeeds {
+    /// All that it needs beside its arguments.
+    pub needs: Needs,
+    /// What it has of that.
+    pub had: Bytes,
+    /// Its arguments, where arrays are spilled: those that are on the device, without those that cannot go.
+    pub present: Vec<Bytes>,
+    /// And those that come back from the tier.
+    pub waiting: Vec<Bytes>,
+}
+
+impl CallNeeds {
+    /// Those of a call that needs one array.
+    pub fn of(size: Bytes) -> Self {
+        Self { needs: Needs::of(size), ..Self::default() }
+    }
+
+    /// All that has to lie in the memory at once, or has to go into it yet.
+    fn with_arguments(mut self) -> Needs {
+        self.needs.arrays.extend(self.present.into_iter().chain(self.waiting));
+        self.needs
+    }
+}
+
+/// Whether an outsider keeps the bytes where they are, for as long as it likes.
+pub fn is_kept(resident: &dyn Resident) -> bool {
+    matches!(resident.move_barrier(), Some(MoveBarrier::Referenced | MoveBarrier::AddressKnown))
+}
+
+/// Whether what `call` needs can be had, by what the allocator may do for it. O(1) where nothing is spilled and no
+/// address is known outside, else O(n) for n blocks.
+#[cold]
+pub fn can_be_had(allocator: &Allocator, memory: &DeviceMemory, call: CallNeeds) -> bool {
+    let compacts = allocator.compacts();
+    if let Some(tier) = &memory.tier {
+        return can_be_spilled_for(memory, tier, call);
+    }
+    // Nothing else is done than to wait for retired blocks, which the arena knows to help.
+    if !compacts && memory.group.is_none() {
+        return true;
+    }
+    let stats = memory.stats();
+    let within = stats.free_bytes + stats.pending_bytes + stats.slack_bytes + stats.reserved_bytes;
+    let within = within + stats.limit.saturating_sub(stats.pool_bytes);
+    if call.needs.sum().is_none_or(|sum| sum.saturating_sub(call.had) > within) {
+        return false;
+    }
+    stats.pinned_blocks == 0 || !compacts || fits_beside_kept(memory, call.needs)
+}
+
+/// As [`can_be_had`], where all arrays may go to the tier but those that outsiders keep.
+fn can_be_spilled_for(memory: &DeviceMemory, tier: &Tier, call: CallNeeds) -> bool {
+    let (limit, present) = (memory.stats().limit, call.present.iter().copied().sum());
+    let (mut kept, mut others) = (Bytes::ZERO, Bytes::ZERO);
+    for resident in memory.residents.all() {
+        let Some(occupied) = resident.occupied() else { continue };
+        *(if is_kept(&*resident) { &mut kept } else { &mut others }) += occupied.size;
+    }
+    let waiting: Bytes = call.waiting.iter().copied().sum();
+    let needs = call.with_arguments();
+    let Some(left) = needs.sum().and_then(|sum| limit.saturating_sub(kept).checked_sub(sum)) else { return false };
+    let tier_stats = tier.memory.stats();
+    let room = tier_stats.free_bytes + tier_stats.limit.saturating_sub(tier_stats.pool_bytes) + tier.copies();
+    let must_go = others.saturating_sub(present).saturating_sub(left);
+    must_go <= room + waiting && fits_beside_kept(memory, needs)
+}
+
+/// Whether `needs` would fit if nothing were there but what outsiders keep: in this order, or the largest first.
+fn fits_beside_kept(memory: &DeviceMemory, mut needs: Needs) -> bool {
+    let kept = memory.residents.all();
+    let kept = kept.iter().filter(|resident| is_kept(&***resident)).filter_map(|resident: &Arc<_>| resident.occupied());
+    let kept: FxHashSet<BlockId> = kept.map(|occupied| occupied.block).collect();
+    let goes = |block: BlockId| !kept.contains(&block);
+    memory.would_fit(&needs, &goes) || {
+        needs.arrays.sort_unstable_by(|one, other| other.cmp(one));
+        memory.would_fit(&needs, &goes)
+    }
+}
