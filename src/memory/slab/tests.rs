@@ -74,11 +74,8 @@ fn an_empty_page_changes_its_class_when_no_other_is_left() {
     slabs.adopt(BASE, PAGE).expect("room");
     let small = slabs.allocate(class(1)).expect("room");
     assert_eq!(slabs.allocate(class(4096)), None);
-    assert!(!slabs.fits_after_pending(class(4096)));
     slabs.retire(small);
-    assert!(slabs.fits_after_pending(class(4096)));
     slabs.reuse(small);
-    assert!(!slabs.fits_after_pending(class(4096)));
     slabs.retire(small);
     slabs.free(small, SpanState::Retired);
     assert!(slabs.allocate(class(4096)).is_some());
@@ -91,7 +88,6 @@ fn a_larger_slot_serves_where_its_own_class_has_none() {
     let large: Vec<_> = (0..16).map(|_| slabs.allocate(class(4096)).expect("room")).collect();
     assert_eq!(slabs.allocate_larger(class(4)), None);
     slabs.retire(large[7]);
-    assert!(slabs.fits_after_pending(class(4)));
     slabs.free(large[7], SpanState::Retired);
     assert_eq!(slabs.allocate(class(4)), None);
     assert_eq!(slabs.allocate_larger(class(4)), Some(large[7]));
@@ -161,27 +157,12 @@ fn dissolved_extents_leave_nothing_behind() {
     assert_eq!((slabs.bytes(), slabs.free_bytes()), (Bytes::ZERO, Bytes::ZERO));
     assert_eq!((slabs.largest_vacant(), slabs.idle_extents().count(), slabs.extents().count()), (None, 0, 0));
     assert_eq!((slabs.allocate(class(1)), slabs.allocate(class(4096))), (None, None));
-    // A retired slot is gone with its page: nothing pends.
-    assert!(!slabs.fits_after_pending(class(1)));
     // What comes in its place is as good as new, and the first idle one stays.
     let again = slabs.adopt(BASE, PAGE).expect("room");
     assert_eq!(again, first, "numbers are used again");
     let slots: Vec<_> = (0..256).map(|_| slabs.allocate(class(1)).expect("room")).collect();
     assert_eq!(slabs.allocate(class(1)), None);
     assert!(slots.into_iter().all(|slot| slabs.free(slot, SpanState::Live).is_none()), "no other one is idle");
-}
-
-#[test]
-fn a_retired_slot_promises_room_to_its_own_class_and_to_smaller_ones() {
-    let mut slabs = Slabs::new();
-    slabs.adopt(BASE, PAGE).expect("room");
-    let slots: Vec<_> = (0..32).map(|_| slabs.allocate(class(2048)).expect("room")).collect();
-    slabs.retire(slots[9]);
-    let fits = |slabs: &Slabs| [256, 2048, 4096].map(|size| slabs.fits_after_pending(class(size)));
-    assert_eq!(fits(&slabs), [true, true, false]);
-    // The whole page pends: any class may have it then.
-    slots.iter().enumerate().filter(|&(number, _)| number != 9).for_each(|(_, &slot)| slabs.retire(slot));
-    assert_eq!(fits(&slabs), [true, true, true]);
 }
 
 proptest! {

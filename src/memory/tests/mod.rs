@@ -7,6 +7,7 @@ mod history;
 mod model;
 mod moves;
 mod pins;
+mod prospects;
 mod strategies;
 mod threads;
 mod trimming;
@@ -161,8 +162,8 @@ fn waiting_is_refused_at_once_when_no_pending_block_would_help() {
         assert!(start.elapsed() < LONG / 2, "nothing was waited for");
         [b, d].iter().for_each(|block| assert_eq!(arena.free(block.id), Ok(())));
         // `b` and `d` are holes now, `a` and `c` pend: everything would be one piece.
-        assert!(arena.fits_after_pending(Bytes::mib(4)), "{strategy}");
-        assert!(!arena.fits_after_pending(Bytes::mib(4) + Bytes::new(1)), "{strategy}");
+        let fits = |size| arena.would_fit(&Needs::of(size), &|_| false);
+        assert!(fits(Bytes::mib(4)) && !fits(Bytes::mib(4) + Bytes::new(1)), "{strategy}");
     }
 }
 

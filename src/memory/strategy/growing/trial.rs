@@ -33,6 +33,9 @@ pub(super) struct Trial {
     pub(super) reserved: Bytes,
     /// What the limit, or a device that refused, still gives.
     pub(super) room: Bytes,
+    /// Of the regions in which nothing is taken; what is beyond `keep` goes at once.
+    pub(super) empty: Bytes,
+    pub(super) keep: Bytes,
     pub(super) regions: u64,
 }
 
@@ -44,9 +47,16 @@ impl Trial {
     }
 
     fn vacate(&mut self, place: BlockPlace, was: SpanState) {
-        // A region that is empty goes when its room is needed.
-        if let Emptied::Extent(id) = self.pool.vacate(place, was) {
-            self.release_extent(id);
+        match self.pool.vacate(place, was) {
+            Emptied::Nothing => {}
+            Emptied::Extent(id) => self.release_extent(id),
+            Emptied::Region(id) => {
+                self.empty += self.pool.space.region(id).map_or(Bytes::ZERO, |region| region.bytes);
+                if self.empty > self.keep {
+                    let released = self.release_region(id);
+                    self.empty -= released;
+                }
+            }
         }
     }
 
@@ -98,12 +108,15 @@ impl Trial {
 
     fn release_empty(&mut self) {
         let empty: Vec<RegionId> = self.pool.space.empty_regions().map(|(id, _)| id).collect();
-        for id in empty {
-            let bytes = self.pool.space.remove_region(id).map_or(Bytes::ZERO, |region| region.bytes);
-            self.give(bytes);
-        }
+        empty.into_iter().for_each(|id| _ = self.release_region(id));
         let idle: Vec<ExtentId> = self.pool.slabs.idle_extents().collect();
         idle.into_iter().for_each(|id| self.release_extent(id));
+    }
+
+    fn release_region(&mut self, id: RegionId) -> Bytes {
+        let bytes = self.pool.space.remove_region(id).map_or(Bytes::ZERO, |region| region.bytes);
+        self.give(bytes);
+        bytes
     }
 
     fn release_extent(&mut self, id: ExtentId) {

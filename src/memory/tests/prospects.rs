@@ -1,0 +1,153 @@
+//! What is computed about the future, done in earnest: sizes that were said to fit, limits that were said to be enough.
+
+use proptest::{prelude::*, sample::Index};
+
+use crate::memory::{Strategy as Kind, tests::*};
+
+#[derive(Clone, Debug)]
+enum Step {
+    Take(Bytes),
+    Free(Index),
+    Retire(Index),
+}
+
+/// Small blocks, arrays that get a colour, and large ones.
+fn size() -> impl Strategy<Value = Bytes> {
+    prop_oneof![
+        2 => (0..5000u64).prop_map(Bytes::new),
+        3 => (0..8 << 20u64).prop_map(Bytes::new),
+        3 => (1..24u64).prop_map(Bytes::mib),
+    ]
+}
+
+fn step(retires: bool) -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => size().prop_map(Step::Take),
+        3 => any::<Index>().prop_map(Step::Free),
+        if retires { 2 } else { 0 } => any::<Index>().prop_map(Step::Retire),
+    ]
+}
+
+fn sizes() -> impl Strategy<Value = Vec<Bytes>> {
+    prop::collection::vec(size(), 1..6)
+}
+
+/// An arena after `steps`; whether each found room.
+fn replay(kind: Kind, limit: Bytes, steps: &[Step]) -> (Arena, bool) {
+    let (mut arena, _device) = arena(kind, limit);
+    arena.use_colours();
+    let (mut blocks, mut all_found) = (Vec::new(), true);
+    for step in steps {
+        match step {
+            Step::Take(size) => match arena.allocate(*size) {
+                Ok(block) => blocks.push(block.id),
+                Err(_) => all_found = false,
+            },
+            Step::Free(at) | Step::Retire(at) if !blocks.is_empty() => {
+                let id = blocks.swap_remove(at.index(blocks.len()));
+                let done = if let Step::Free(_) = step { arena.free(id) } else { arena.retire(id) };
+                assert_eq!(done, Ok(()));
+            }
+            Step::Free(_) | Step::Retire(_) => {}
+        }
+    }
+    (arena, all_found)
+}
+
+fn allocate_all(arena: &Arena, sizes: &[Bytes]) -> bool {
+    sizes.iter().all(|&size| arena.allocate(size).is_ok())
+}
+
+fn kind() -> impl Strategy<Value = Kind> {
+    prop::sample::select(&ALL[..])
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn what_is_said_to_fit_once_retired_blocks_are_freed_does(
+        kind in kind(),
+        limit in 16..300u64,
+        steps in prop::collection::vec(step(true), 0..60),
+        arrays in sizes(),
+    ) {
+        let (arena, _) = replay(kind, Bytes::mib(limit), &steps);
+        let (said, before) = (arena.would_fit(&Needs { arrays: arrays.clone(), ..Needs::default() }, &|_| false), arena.stats());
+        prop_assert_eq!(arena.stats(), before, "nothing changes");
+        let retired = arena.blocks().into_iter().filter(|info| info.state == BlockState::Retired);
+        retired.for_each(|info| assert_eq!(arena.free(info.block.id), Ok(())));
+        prop_assert_eq!(allocate_all(&arena, &arrays), said, "{:?}", arrays);
+    }
+
+    #[test]
+    fn a_least_limit_is_enough_and_little_less_is_not(
+        kind in kind(),
+        limit in 16..300u64,
+        steps in prop::collection::vec(step(false), 0..60),
+        arrays in sizes(),
+    ) {
+        let limit = Bytes::mib(limit);
+        let (arena, all_found) = replay(kind, limit, &steps);
+        let needs = Needs { arrays: arrays.clone(), ..Needs::default() };
+        // Where a step failed, more of them go well under a higher limit.
+        prop_assume!(all_found && !arena.would_fit(&needs, &|_| false));
+        let enough = arena.least_limit(&needs, Bytes::gib(1), (&Costs::COPY, None)).expect("a GiB is enough");
+        prop_assert!(enough > limit);
+        let works = |limit| {
+            let (arena, all_found) = replay(kind, limit, &steps);
+            all_found && allocate_all(&arena, &arrays)
+        };
+        prop_assert!(works(enough), "{} for {:?}", enough, arrays);
+        let less = Bytes::new(enough.get() / 100 * 99) - Bytes::mib(1);
+        prop_assert!(less < limit || !works(less), "{} of {} for {:?}", less, enough, arrays);
+    }
+}
+
+#[test]
+fn a_limit_is_not_advised_where_the_region_is_smaller_than_the_limit() {
+    let device = FakeBacking::new(Bytes::mib(100), PAGE);
+    let arena = Arena::new("fake:0".into(), Kind::Preallocate, Bytes::mib(160), Box::new(device)).expect("an arena");
+    take(&arena, Bytes::mib(60));
+    let stats = arena.stats();
+    assert!(stats.limit == stats.pool_bytes && stats.limit < Bytes::mib(100), "{stats:?}");
+    let oom = arena.allocate(Bytes::mib(60)).expect_err("less is free");
+    assert!(!oom.to_string().contains("in one piece"), "{oom}");
+    assert_eq!(arena.least_limit(&Needs::of(Bytes::mib(60)), Bytes::gib(1), (&Costs::COPY, None)), None);
+}
+
+#[test]
+fn a_limit_counts_what_moves_and_what_is_kept_for_scratch() {
+    let (arena, _device) = arena(Kind::Tpu, Bytes::mib(16));
+    assert_eq!(arena.begin_scratch(Bytes::mib(2)), Ok(()));
+    let blocks = [(); 14].map(|()| take(&arena, Bytes::mib(1)));
+    blocks.iter().step_by(2).for_each(|block| assert_eq!(arena.free(block.id), Ok(())));
+    arena.end_scratch(Bytes::mib(2));
+    let needs = |scratch, arrays: &[u64]| Needs {
+        scratch: Bytes::mib(scratch),
+        arrays: arrays.iter().map(|&mib| Bytes::mib(mib)).collect(),
+    };
+    let open = |needs: &Needs| arena.would_open(needs, &Costs::COPY, &|_| true);
+    // Nine are free: two that were scratch at the bottom and seven holes of one.
+    assert!(open(&needs(0, &[9])).is_some_and(|moved| moved >= Bytes::mib(1)) && open(&needs(0, &[10])).is_none());
+    assert!(open(&needs(3, &[4, 2])).is_some() && open(&needs(3, &[4, 3])).is_none());
+    let all: &dyn Fn(BlockId) -> bool = &|_| true;
+    let least = |needs: &Needs, movable| arena.least_limit(needs, Bytes::mib(64), (&Costs::COPY, movable));
+    assert_eq!(least(&needs(3, &[4, 3]), Some(all)), Some(Bytes::mib(17)));
+    // The top block went, so that half of what comes lies beside a hole.
+    assert_eq!(least(&needs(0, &[10]), None), Some(Bytes::mib(26)));
+    assert_eq!(least(&needs(0, &[80]), Some(all)), None, "more than there is");
+}
+
+#[test]
+fn an_exhaustion_is_of_one_instant() {
+    let (arena, _device) = arena(Kind::Preallocate, Bytes::mib(4));
+    let (one, two) = (take(&arena, Bytes::mib(1)), take(&arena, Bytes::new(4)));
+    let Exhaustion { numbers, blocks } =
+        arena.allocate_at_last(Request::from(Bytes::mib(4))).expect_err("less is free");
+    let held: Bytes = blocks.iter().map(|info| info.block.size).sum();
+    assert_eq!((held, numbers.in_use, blocks.len()), (one.size + two.size, one.size + two.size, 2));
+    assert!(arena.allocate_at_last(Request::from(Bytes::mib(1))).is_ok());
+    let refused = arena.exhaustion(Bytes::mib(1), Some(Box::new(Error::internal("none")))).numbers;
+    assert!(refused.to_string().contains("refused more memory: none"), "{refused}");
+}
