@@ -90,7 +90,9 @@ fn the_last_failures_are_kept_with_their_numbers() {
         largest_hole: Bytes::ZERO,
         largest_request: Bytes::ZERO,
         reserved: Bytes::ZERO,
+        growth: Bytes::ZERO,
         limit: Bytes::ZERO,
+        is_scratch: false,
         story: None,
         refusal: None,
     };

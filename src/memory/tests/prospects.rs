@@ -1,6 +1,10 @@
 //! What is computed about the future, done in earnest: sizes that were said to fit, limits that were said to be enough.
 
-use proptest::{prelude::*, sample::Index};
+use proptest::{
+    prelude::{Strategy as Generator, any, prop_assert, prop_assert_eq, prop_assume, prop_oneof, proptest},
+    sample::Index,
+    test_runner::Config as ProptestConfig,
+};
 
 use crate::memory::{Strategy as Kind, tests::*};
 
@@ -12,15 +16,15 @@ enum Step {
 }
 
 /// Small blocks, arrays that get a colour, and large ones.
-fn size() -> impl Strategy<Value = Bytes> {
+fn size() -> impl Generator<Value = Bytes> {
     prop_oneof![
         2 => (0..5000u64).prop_map(Bytes::new),
-        3 => (0..8 << 20u64).prop_map(Bytes::new),
+        3 => (0..8u64 << 20).prop_map(Bytes::new),
         3 => (1..24u64).prop_map(Bytes::mib),
     ]
 }
 
-fn step(retires: bool) -> impl Strategy<Value = Step> {
+fn step(retires: bool) -> impl Generator<Value = Step> {
     prop_oneof![
         6 => size().prop_map(Step::Take),
         3 => any::<Index>().prop_map(Step::Free),
@@ -28,8 +32,8 @@ fn step(retires: bool) -> impl Strategy<Value = Step> {
     ]
 }
 
-fn sizes() -> impl Strategy<Value = Vec<Bytes>> {
-    prop::collection::vec(size(), 1..6)
+fn sizes() -> impl Generator<Value = Vec<Bytes>> {
+    proptest::collection::vec(size(), 1..6)
 }
 
 /// An arena after `steps`; whether each found room.
@@ -58,8 +62,8 @@ fn allocate_all(arena: &Arena, sizes: &[Bytes]) -> bool {
     sizes.iter().all(|&size| arena.allocate(size).is_ok())
 }
 
-fn kind() -> impl Strategy<Value = Kind> {
-    prop::sample::select(&ALL[..])
+fn kind() -> impl Generator<Value = Kind> {
+    proptest::sample::select(&ALL[..])
 }
 
 proptest! {
@@ -69,7 +73,7 @@ proptest! {
     fn what_is_said_to_fit_once_retired_blocks_are_freed_does(
         kind in kind(),
         limit in 16..300u64,
-        steps in prop::collection::vec(step(true), 0..60),
+        steps in proptest::collection::vec(step(true), 0..60),
         arrays in sizes(),
     ) {
         let (arena, _) = replay(kind, Bytes::mib(limit), &steps);
@@ -84,7 +88,7 @@ proptest! {
     fn a_least_limit_is_enough_and_little_less_is_not(
         kind in kind(),
         limit in 16..300u64,
-        steps in prop::collection::vec(step(false), 0..60),
+        steps in proptest::collection::vec(step(false), 0..60),
         arrays in sizes(),
     ) {
         let limit = Bytes::mib(limit);

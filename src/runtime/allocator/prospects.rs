@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// What a call needs of one memory, of which it may have a part.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct CallNeeds {
     /// All that it needs beside its arguments.
     pub needs: Needs,
@@ -28,6 +28,8 @@ pub struct CallNeeds {
     pub present: Vec<Bytes>,
     /// And those that come back from the tier.
     pub waiting: Vec<Bytes>,
+    /// What the same call needs of other devices.
+    pub elsewhere: Vec<(Arc<DeviceMemory>, CallNeeds)>,
 }
 
 impl CallNeeds {
@@ -48,10 +50,16 @@ pub fn is_kept(resident: &dyn Resident) -> bool {
     matches!(resident.move_barrier(), Some(MoveBarrier::Referenced | MoveBarrier::AddressKnown))
 }
 
-/// Whether what `call` needs can be had, by what the allocator may do for it. O(1) where nothing is spilled and no
-/// address is known outside, else O(n) for n blocks.
+/// Whether what `call` needs can be had, by what the allocator may do for it: of this memory, and elsewhere. O(1) for
+/// each memory where nothing is spilled and no address is known outside, else O(n) for n blocks.
 #[cold]
-pub fn can_be_had(allocator: &Allocator, memory: &DeviceMemory, call: CallNeeds) -> bool {
+pub fn can_be_had(allocator: &Allocator, memory: &DeviceMemory, mut call: CallNeeds) -> bool {
+    let elsewhere = std::mem::take(&mut call.elsewhere);
+    can_be_had_here(allocator, memory, call)
+        && elsewhere.into_iter().all(|(memory, call)| can_be_had_here(allocator, &memory, call))
+}
+
+fn can_be_had_here(allocator: &Allocator, memory: &DeviceMemory, call: CallNeeds) -> bool {
     let compacts = allocator.compacts();
     if let Some(tier) = &memory.tier {
         return can_be_spilled_for(memory, tier, call);

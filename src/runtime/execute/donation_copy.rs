@@ -141,17 +141,14 @@ pub fn copy_borrowed(
 }
 
 /// The arguments of the device with the number `index` that [`prepare`] copies.
-pub fn copied<'a>(call: &Call<'a>, index: usize) -> impl Iterator<Item = BufferRef<'a>> {
-    let donated: Vec<usize> = match &call.loaded.program.plan.donations {
-        Donations::Only(donated) => donated.to_vec(),
-        _ => Vec::new(),
-    };
-    let call = *call;
-    let donated = donated.into_iter().filter(move |&argument| argument < call.arguments(index).len());
-    donated.filter_map(move |argument| {
+pub fn copied<'a>(call: &Call<'a>, index: usize) -> Vec<BufferRef<'a>> {
+    let Donations::Only(donated) = &call.loaded.program.plan.donations else { return Vec::new() };
+    let donated = donated.iter().filter(|&&argument| argument < call.arguments(index).len());
+    let copied = donated.filter_map(|&argument| {
         let buffer = call.argument(index, argument).ok()?;
-        (is_copied(&call, index, argument, buffer) && !buffer.state().is_referenced()).then_some(buffer)
-    })
+        (is_copied(call, index, argument, buffer) && !buffer.state().is_referenced()).then_some(buffer)
+    });
+    copied.collect()
 }
 
 /// Whether an argument is donated whose memory programs may only read.

@@ -14,30 +14,50 @@ use crate::{
             prospects::CallNeeds,
         },
         buffer::BufferRef,
+        client::Device,
         device_memory::DeviceMemory,
         execute::{call::Call, device_launch::DeviceLaunch, donation_copy, unplaced::Unplaced},
     },
     units::Bytes,
 };
 
-/// What the part `launch` of `call`, which is for the device with this index, needs of `memory`, and what it has.
+/// What the part `launch` of `call`, which is for the device with this index, needs of `memory`, and what it has; and
+/// what the call needs of its other devices, of which those with lower indices have all.
 #[cold]
 pub fn of(call: &Call<'_>, index: usize, launch: &DeviceLaunch<'_>, memory: &Arc<DeviceMemory>) -> CallNeeds {
+    let mut needs = of_memory(call, index, launch.device, memory);
+    let blocks = launch.destinations.iter().chain(launch.copies.iter().map(|copy| &copy.destination));
+    let blocks = blocks.filter_map(|destination| destination.block.allocation());
+    needs.had = blocks.filter(|block| Arc::ptr_eq(block.memory(), memory)).map(|block| block.size()).sum();
+    if launch.scratch.is_some() {
+        needs.had += needs.needs.scratch;
+    }
+    for other in (0..call.args.num_devices).filter(|&other| other != index) {
+        let (_, device) = call.device(other);
+        let Some(arena) = device.and_then(|device| device.arena.as_ref()) else { continue };
+        let mut elsewhere = of_memory(call, other, device, arena);
+        if other < index {
+            elsewhere.had = elsewhere.needs.sum().unwrap_or_default();
+        }
+        needs.elsewhere.push((Arc::clone(arena), elsewhere));
+    }
+    needs
+}
+
+/// As [`of`], for one memory of a `device`, where nothing is had yet.
+fn of_memory(call: &Call<'_>, index: usize, device: Option<&Device>, memory: &Arc<DeviceMemory>) -> CallNeeds {
     let (program, allocator) = (&*call.loaded.program, &call.loaded.client.allocator);
-    let is_arena =
-        launch.device.and_then(|device| device.arena.as_ref()).is_some_and(|arena| Arc::ptr_eq(arena, memory));
+    let arena = device.and_then(|device| device.arena.as_ref());
+    let is_arena = arena.is_some_and(|arena| Arc::ptr_eq(arena, memory));
     let scratch = if is_arena && memory.shared.is_none() { program.scratch } else { Bytes::ZERO };
     let results = program.plan.destinations.iter().filter(|&&result| program.is_pinned(result) != is_arena);
     let mut arrays: Vec<Bytes> = results.map(|&result| footprint(allocator, &program.results[result])).collect();
     if is_arena {
-        let copied = donation_copy::copied(call, index).map(|argument| footprint(allocator, &argument.shape));
-        arrays.extend(copied);
+        arrays.extend(
+            donation_copy::copied(call, index).into_iter().map(|argument| footprint(allocator, &argument.shape)),
+        );
     }
-    let blocks = launch.destinations.iter().chain(launch.copies.iter().map(|copy| &copy.destination));
-    let blocks = blocks.filter_map(|destination| destination.block.allocation());
-    let had: Bytes = blocks.filter(|block| Arc::ptr_eq(block.memory(), memory)).map(|block| block.size()).sum();
-    let reserved = if launch.scratch.is_some() { scratch } else { Bytes::ZERO };
-    let mut needs = CallNeeds { needs: Needs { scratch, arrays }, had: had + reserved, ..CallNeeds::default() };
+    let mut needs = CallNeeds { needs: Needs { scratch, arrays }, ..CallNeeds::default() };
     if let Some(tier) = memory.tier.as_ref().filter(|_| is_arena) {
         add_arguments(&mut needs, call, index, |buffer| buffer.state().storage.is_in(&tier.memory));
     }
@@ -76,7 +96,7 @@ pub fn explain<'a>(call: &Call<'a>, devices: &mut [DeviceLaunch<'a>], unplaced: 
         let Some(device) = launch.device else { continue };
         let pinned = device.pinned_memory_space().map(|space| space.arena());
         for memory in device.arena.iter().chain(pinned) {
-            let CallNeeds { mut needs, waiting, .. } = of(call, index, launch, memory);
+            let CallNeeds { mut needs, waiting, .. } = of_memory(call, index, launch.device, memory);
             needs.arrays.extend(waiting);
             needed.push(Needed { memory: Arc::clone(memory), needs });
         }

@@ -14,7 +14,7 @@ use super::*;
 use crate::{
     device::{Carrier, HostArray, Mover, fake::FakeBacking},
     error::Result,
-    memory::{Arena, BlockId, Strategy, compaction::Costs, next_use::UseKey},
+    memory::{Arena, BlockId, MoveBarrier, Strategy, compaction::Costs, next_use::UseKey},
     runtime::device_memory::{
         LockedForMove, Spillable,
         spill_record::{Launched, Used},
