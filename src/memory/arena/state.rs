@@ -261,7 +261,10 @@ impl State {
             peak_pinned_bytes: counters.peak_pinned,
             pinned_total: counters.pinned_total,
             reserved_total: counters.reserved_total,
-            limit: limit.min(self.placement.pool() + self.placement.growth()),
+            limit: match self.is_broken {
+                true => limit,
+                false => limit.min(self.placement.pool() + self.placement.growth()),
+            },
         }
     }
 
