@@ -78,7 +78,9 @@ class Told:
     #: Sum and blocks of the lines of holders.
     held: Span = ZERO
     blocks: int = 0
-    #: What the call had when it found no room, and what it wanted with the request; None where it is not told.
+    #: Whether it is a program's scratch that found no room: the request is rounded then.
+    is_scratch: bool = False
+    #: What the call had when it found no room, and what it wanted beside the request; None where it is not told.
     had: Span | None = None
     wanted: Span | None = None
     in_pieces: bool = False
@@ -102,12 +104,16 @@ class Told:
 def read(text: str) -> Told:
     """Reads the text of an error."""
     told = Told(text)
-    first = re.search(r"Out of memory while trying to allocate \S+ \((\d+) bytes\) on (\S+) \[arena, (\w+)\]\.", text)
+    first = re.search(r"Out of memory while trying to allocate \S+ \((\d+) bytes\) on (\S+) \[arena, \w+\]\.", text)
+    scratch = re.search(r"Attempting to reserve \S+ at the bottom of memory\..*? \((\S+)\) \[arena, tpu\]", text, re.DOTALL)
     sums = re.search(r"^  limit (\S+), pool (\S+) = (in use .*)$", text, re.MULTILINE)
-    if not first or not sums:
+    if first is None == scratch is None or not sums:
         told.faults.append("the text does not begin as it should")
         return told
-    told.requested, told.device = int(first[1]), first[2]
+    if first:
+        told.requested, told.device = int(first[1]), first[2]
+    elif scratch:
+        told.is_scratch, told.device = True, scratch[1]
     told.limit, told.pool = _sizes(f"{sums[1]} {sums[2]}")
     names = {"in use": "in_use", "pending": "pending", "slack": "slack", "programs' scratch": "scratch", "free": "free"}
     for part in sums[3].split(" + "):
@@ -121,7 +127,7 @@ def read(text: str) -> Told:
     for found in re.finditer(rf"^  (?:held by|       ) {SIZE} in (\d+) (?:other )?block\(s\)", text, re.MULTILINE):
         told.held += Span.read(found[1], found[2])
         told.blocks += int(found[3])
-    if found := re.search(rf"of a call that had {SIZE} and wanted {SIZE} more in (\d+) block\(s\)", text):
+    if found := re.search(rf"^  of a call that had {SIZE} and wanted {SIZE} more$", text, re.MULTILINE):
         told.had, told.wanted = Span.read(found[1], found[2]), Span.read(found[3], found[4])
     told.in_pieces = "enough is free, but not in one piece" in text
     told.hints = re.findall(r"^  hint: (.*)$", text, re.MULTILINE)
@@ -168,10 +174,11 @@ def faults(told: Told, known: Known) -> Iterator[str]:
     if known.sizes and told.requested not in known.sizes and not (told.wanted and not known.is_all):
         yield f"{told.requested} bytes are no size of the call's: {known.sizes}"
     large = [size for size in known.sizes if size > SMALL]
-    if known.is_all and len(large) > 1 and told.requested != max(large) and told.had is None:
+    if known.is_all and len(large) > 1 and told.had is None:
         yield "several results, and no line says what the call had and wanted"
     if known.is_all and told.had and told.wanted:
-        whole, small = told.had + told.wanted, sum(size for size in known.sizes if size <= SMALL)
+        whole = told.had + exactly(told.requested) + told.wanted
+        small = sum(size for size in known.sizes if size <= SMALL)
         if not whole.meets(exactly(sum(large)), small + SMALL):
             yield f"the call had and wanted {whole} together, and it is of {sum(known.sizes)} bytes"
     if told.fits is not None and told.fits >= told.requested and told.had is None:

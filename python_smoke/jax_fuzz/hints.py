@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import gc
 import json
 import os
 import re
@@ -173,6 +174,9 @@ def run(first: int, programs: int, show: bool) -> int:
     warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     total = Counter[str]()
+    # Each client begins with a collection, which need not look at what JAX consists of.
+    gc.collect()
+    gc.freeze()
     with tempfile.TemporaryDirectory(prefix="hints-") as cache:
         # A program that is followed is compiled once.
         jax.config.update("jax_compilation_cache_dir", cache)
