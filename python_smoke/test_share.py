@@ -149,7 +149,9 @@ def test_a_member_that_is_stopped_is_waited_for_a_while_and_named(runtime):
         # It waits for ten seconds, as for programs under way.
         assert 9 < waited < 60, waited
         assert 1 <= told < waited - 5, (told, waited)
-        size, left = re.search(r"WARN: (\S+) on cpu:0 are waited for, (\S+)s more at most, from others of", line).groups()
+        size, left = re.search(
+            r"WARN: (\S+) on cpu:0 are waited for, (\S+)s more at most, from others of", line
+        ).groups()
         assert size == "8.00MiB" and waited - told - 2 < float(left) <= 9.1, (line, told, waited)
         assert f"process {first.pid} (" in line and "it is stopped, and gives nothing" in line, line
         os.kill(first.pid, signal.SIGCONT)

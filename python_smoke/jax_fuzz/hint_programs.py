@@ -222,7 +222,8 @@ class Draft:
             match rng.choices(("run", "put", "drop", "pin", "unpin", "busy"), (6, 3, 3, 1, 1, 0.5))[0]:
                 case "run":
                     arguments = self.arguments(rng.choice((1, 1, 2)))
-                    if known < 0 or rng.random() < 0.4 or self.program.functions[known].updates:
+                    # To compile takes longer than all else, so most calls are of a program that is there.
+                    if known < 0 or rng.random() < 0.2 or self.program.functions[known].updates:
                         updates = rng.choice((0, 0, 1, len(arguments)))
                         known = self.function(updates, rng.randrange(1 if not updates else 0, 7 - updates))
                     self.run(known, arguments, rng.choice((0.3, 0.9)))

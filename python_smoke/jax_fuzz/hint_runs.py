@@ -36,11 +36,12 @@ class Failure:
     """An operation that found no memory."""
 
     text: str
-    known: Known
+    #: For each device.
+    known: list[Known]
     seconds: float
     #: How many arrays were moved, spilled or brought back for it.
     moved: int
-    #: Whether its own arrays and those that must stay are more than the limit.
+    #: Whether, on one device, its own arrays and those that must stay are more than the limit.
     is_too_much: bool
 
 
@@ -124,7 +125,7 @@ class Client:
     def do(self, operation: Operation) -> Failure | None:
         """Does one operation of the program; what it is about may be missing."""
         self.settle()
-        known, too_much = self._known(operation)
+        known = [self._known(operation, device) for device in range(len(self.devices))]
         before, since = _moved(), time.monotonic()
         try:
             self._act(operation)
@@ -132,7 +133,8 @@ class Client:
             if not is_exhausted(error):
                 raise
             seconds = time.monotonic() - since
-            return Failure(str(error), known, seconds, _moved() - before, too_much)
+            too_much = any(is_too_much for _, is_too_much in known)
+            return Failure(str(error), [one for one, _ in known], seconds, _moved() - before, too_much)
         return None
 
     def is_whole(self, operation: Operation) -> bool:
@@ -201,28 +203,25 @@ class Client:
         self.busy[where] += array.nbytes
         array.delete()
 
-    def _known(self, operation: Operation) -> tuple[Known, bool]:
-        """What is known of a call before it, and whether it can never succeed."""
-        device, sizes, whole, stay = 0, list[int](), True, set[str](self.views)
+    def _known(self, operation: Operation, device: int) -> tuple[Known, bool]:
+        """What is known of a call on a device before it, and whether it can never succeed there."""
+        sizes, is_all, stay = list[int](), True, set[str](self.views)
         match operation:
-            case Put(_, bytes_, where):
-                device, sizes = where % 2, [bytes_]
-            case Run(number, names, _) if all(name in self.arrays for name in names):
+            case Put(_, bytes_, where) if where in (device, BOTH):
+                sizes = [bytes_]
+            case Run(number, names, _) if all(name in self.arrays for name in names) and self._is_on(names[0], device):
                 what, donated = self.functions[number], self.donated.get(number, self.functions[number].donated)
-                device = self._where(self.arrays[names[0]]) % 2
                 sizes = [self._bytes(names[i]) for i in range(what.updates) if i not in donated]
                 sizes += what.results
                 stay |= {name for number, name in enumerate(names) if number not in donated}
-                whole = not donated and not (what.scratch and self.settings["strategy"] == "tpu")
+                is_all = not donated and not (what.scratch and self.settings["strategy"] == "tpu")
         stats = memory.stats()[device]
         spills = self.settings["spill"] != "off"
         stays = sum(self._bytes(name) for name in stay if name in self.arrays and self._is_on(name, device))
         stays = stays + self.busy[device] if spills else stats.bytes_in_use + stats.pending_bytes
-        if not whole:
-            # Arrays that are donated give their memory to results.
-            stays = 0
-        known = Known(stats.strategy, spills, sizes, whole, stats.bytes_in_use, stats.num_live_blocks)
-        return known, sum(sizes) + stays > self.limit
+        known = Known(stats.strategy, spills, sizes, is_all, stats.bytes_in_use, stats.num_live_blocks)
+        # Arrays that are donated give their memory to results.
+        return known, is_all and sum(sizes) + stays > self.limit
 
     def _bytes(self, name: str) -> int:
         """Bytes of an array on each of its devices."""

@@ -105,9 +105,11 @@ def read(text: str) -> Told:
     """Reads the text of an error."""
     told = Told(text)
     first = re.search(r"Out of memory while trying to allocate \S+ \((\d+) bytes\) on (\S+) \[arena, \w+\]\.", text)
-    scratch = re.search(r"Attempting to reserve \S+ at the bottom of memory\..*? \((\S+)\) \[arena, tpu\]", text, re.DOTALL)
+    scratch = re.search(
+        r"Attempting to reserve \S+ at the bottom of memory\..*? \((\S+)\) \[arena, tpu\]", text, re.DOTALL
+    )
     sums = re.search(r"^  limit (\S+), pool (\S+) = (in use .*)$", text, re.MULTILINE)
-    if first is None == scratch is None or not sums:
+    if bool(first) == bool(scratch) or not sums:
         told.faults.append("the text does not begin as it should")
         return told
     if first:
@@ -166,24 +168,30 @@ def faults(told: Told, known: Known) -> Iterator[str]:
         yield "nobody holds what is in use"
     had = told.had or ZERO
     if not known.spills:
-        before = told.in_use - had
+        # What it had may be scratch, which is not in use.
+        before = Span(told.in_use.low, (told.in_use + told.scratch).high) - had
         if not before.meets(exactly(known.in_use), SMALL):
             yield f"in use are {before} but for the call's own, and before it {known.in_use} bytes were"
         if told.held.high and not told.had and abs(told.blocks - known.blocks) > 2:
             yield f"the lines of holders have {told.blocks} blocks, and there were {known.blocks}"
-    if known.sizes and told.requested not in known.sizes and not (told.wanted and not known.is_all):
+    if (
+        not told.is_scratch
+        and known.sizes
+        and told.requested not in known.sizes
+        and not (told.wanted and not known.is_all)
+    ):
         yield f"{told.requested} bytes are no size of the call's: {known.sizes}"
     large = [size for size in known.sizes if size > SMALL]
     if known.is_all and len(large) > 1 and told.had is None:
         yield "several results, and no line says what the call had and wanted"
-    if known.is_all and told.had and told.wanted:
+    if known.is_all and told.had and told.wanted and not told.is_scratch:
         whole = told.had + exactly(told.requested) + told.wanted
         small = sum(size for size in known.sizes if size <= SMALL)
         if not whole.meets(exactly(sum(large)), small + SMALL):
             yield f"the call had and wanted {whole} together, and it is of {sum(known.sizes)} bytes"
     if told.fits is not None and told.fits >= told.requested and told.had is None:
         yield f"{told.fits} bytes would fit, and {told.requested} were asked for"
-    if told.in_pieces:
+    if told.in_pieces and not told.is_scratch:
         whole_region = known.strategy in ("preallocate", "tpu")
         reach = told.free if whole_region else told.limit - (sums - told.free)
         if reach.high < told.requested:

@@ -101,8 +101,9 @@ def examine(program: Program) -> tuple[list[Exhausted], Counter[str]]:
             error = Exhausted(number, told, frozenset(skipped), frozenset(released))
             errors.append(error)
             counts[f"hint {told.kind}"] += 1
-            error.faults += [("text", fault) for fault in hint_text.faults(told, failure.known)]
-            error.faults += _vain(failure, busy)
+            known = failure.known[int(told.device.rpartition(":")[2] or 0)]
+            error.faults += [("text", fault) for fault in hint_text.faults(told, known)]
+            error.faults += _vain(failure, busy, told.kind == "wait")
             if told.kind == "wait":
                 released.add(number)
                 if again := _after_a_wait(client, number, program):
@@ -122,8 +123,9 @@ def examine(program: Program) -> tuple[list[Exhausted], Counter[str]]:
     return errors, counts
 
 
-def _vain(failure: Failure, busy: bool) -> Iterator[tuple[str, str]]:
-    if failure.moved:
+def _vain(failure: Failure, busy: bool, has_hope: bool) -> Iterator[tuple[str, str]]:
+    # What comes to pass after a wait may have been worth moves.
+    if failure.moved and (failure.is_too_much or not has_hope):
         kind = "vain, beyond the limit" if failure.is_too_much else "vain, in pieces"
         yield kind, f"{failure.moved} arrays were moved, spilled or brought back for a call that fails"
     if not busy and failure.seconds > AT_ONCE:
