@@ -1,6 +1,6 @@
 """Memory that is exhausted: the text is right for the whole call, its hint works, and nothing is moved in vain.
 
-`jax_fuzz.hints` does the same with random programs; `make fuzz` and the last test here run some of them.
+`python -m jax_fuzz.hints` does the same with random programs, of which the last test here runs some.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def test_a_hint_holds_for_scratch_donation_and_both_devices(strategy):
         Run(0, ("a",), ("r",)),
     ])  # fmt: skip
     # What is donated has the first two results, and is there for another attempt.
-    donated = program(strategy, 100, [Function((48 * MIB,), updates=2, donated=(0, 1))], [
-        *(Put(name, 20 * MIB, 0) for name in "abc"),
+    donated = program(strategy, 100, [Function((36 * MIB,), updates=2, donated=(0, 1))], [
+        *(Put("a", 20 * MIB, 0), Put("b", 20 * MIB, 0), Put("c", 30 * MIB, 0)),
         *(Run(0, ("a", "b"), ("p", "q", "r")), Drop("c"), Run(0, ("a", "b"), ("p", "q", "r"))),
     ], compact="on" if strategy == "tpu" else "off")  # fmt: skip
     # The second device is the fuller one.
@@ -109,8 +109,9 @@ def test_a_hint_holds_for_scratch_donation_and_both_devices(strategy):
     # Elsewhere scratch is none of the arena's.
     assert [error["kind"] for error in told[0]] == (["limit"] if strategy == "tpu" else [])
     assert [(error["index"], error["kind"]) for error in told[1]] == [(3, "limit")]
-    # Regions of `growing` that have room for others stay.
-    assert 108 <= int(told[1][0]["hint"]) <= (130 if strategy == "growing" else 110), told[1][0]
+    # Empty regions of `growing` may stay, and under `tpu` the program has scratch of 20 MiB.
+    most = {"growing": 150, "tpu": 130}.get(strategy, 108)
+    assert 106 <= int(told[1][0]["hint"]) <= most, told[1][0]
     [error] = told[2]
     assert error["kind"] == "limit" and " on cpu:1 [arena" in error["text"], error
 
