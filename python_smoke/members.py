@@ -96,6 +96,11 @@ class Member:
             raise AssertionError(f"{self.name} ended with {self.process.returncode}:\n{self.process.stderr.read()}")
         return json.loads(line)
 
+    def complaint(self) -> str:
+        """The next line that the process writes to standard error."""
+        assert self.process.stderr is not None
+        return self.process.stderr.readline()
+
     def do(self, code: str = "", expression: str = "") -> Any:
         self.tell(code, expression)
         return self.answer()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -138,14 +139,26 @@ def test_a_member_that_is_stopped_is_waited_for_a_while_and_named(runtime):
         first.do("keep(6, 8); kept.clear(); gc.collect(); keep(6, 8)")
         os.kill(first.pid, signal.SIGSTOP)
         begun = time.monotonic()
-        text = second.do(expression="error_of(lambda: keep(5, 8))")
+        second.tell(expression="error_of(lambda: keep(5, 8))")
+        # After a second it says so, long before the error.
+        line = second.complaint()
+        told = time.monotonic() - begun
+        text = second.answer()
         waited = time.monotonic() - begun
         assert "it is stopped, and gives nothing" in text and f"process {first.pid} (" in text, text
         # It waits for ten seconds, as for programs under way.
-        assert waited < 60, waited
+        assert 9 < waited < 60, waited
+        assert 1 <= told < waited - 5, (told, waited)
+        size, left = re.search(
+            r"WARN: (\S+) on cpu:0 are waited for, (\S+)s more at most, from others of", line
+        ).groups()
+        assert size == "8.00MiB" and waited - told - 2 < float(left) <= 9.1, (line, told, waited)
+        assert f"process {first.pid} (" in line and "it is stopped, and gives nothing" in line, line
         os.kill(first.pid, signal.SIGCONT)
         first.do("kept.clear(); gc.collect()")
+        # A wait that is short says nothing, and the other one was told of once.
         second.do("keep(5, 8); check()")
+        assert "are waited for" not in second.end()
 
 
 #: Locks the books of a group, as a process has them that is stopped while it takes memory.

@@ -12,6 +12,8 @@
     actions.py     what a thread may do next: put, run, cut, view, donate, delete, compare, compact, ...
     process.py     one process: its threads, and what must be left at its end
 
+    hints.py       random programs that run out of memory, and whether hints work: `python -m jax_fuzz.hints`
+
 A seed decides everything but how threads meet. All numbers are such that every order of computing gives the same bits:
 integers of any size, and floating-point numbers that are small whole numbers.
 """

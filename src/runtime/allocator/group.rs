@@ -73,6 +73,9 @@ impl<'a> Asked<'a> {
                 if !asking.change(bytes, deadline.until()) {
                     return false;
                 }
+                if let Some(left) = asking.turned_slow() {
+                    tell(memory, part, bytes, left);
+                }
                 if asking.is_served() {
                     std::thread::sleep(AGAIN);
                     return true;
@@ -206,29 +209,45 @@ const MEMBERS: usize = 5;
 #[cold]
 pub fn details(part: &GroupPart) -> String {
     let name = part.group().name();
-    let mut text = format!("\ngroup {name}: {} of the limit of {} are this process's", part.held(), part.limit());
-    let mut members = match part.members() {
-        Ok(members) => members,
-        Err(error) => return format!("{text}; {error}"),
-    };
+    let text = format!("\ngroup {name}: {} of the limit of {} are this process's", part.held(), part.limit());
+    match part.members() {
+        Ok(members) => others(members).into_iter().fold(text, |text, other| text + "\n  " + &other),
+        Err(error) => format!("{text}; {error}"),
+    }
+}
+
+/// Says what is waited for, from whom, and how long at most from now on.
+#[cold]
+fn tell(memory: &DeviceMemory, part: &GroupPart, bytes: Bytes, left: Duration) {
+    let (name, group) = (memory.name(), part.group().name());
+    // A file that is damaged is an error soon.
+    let others = part.members().map(others).unwrap_or_default().join(", and ");
+    log::warn!("{bytes} on {name} are waited for, {left:.1?} more at most, from others of the group {group}: {others}");
+}
+
+/// The members but for this process, the largest first, each in words.
+fn others(mut members: Vec<MemberInfo>) -> Vec<String> {
     members.retain(|member| !member.is_self);
     members.sort_by_key(|member| Reverse(member.held));
-    for member in members.iter().take(MEMBERS) {
-        let MemberInfo { process, held, used, min, .. } = member;
-        text += &format!("\n  {process} holds {held}, {used} in use");
-        if !min.is_zero() {
-            text += &format!(", {min} guaranteed");
-        }
-        if member.state == State::Stopped {
-            text += "; it is stopped, and gives nothing";
-        }
-        if let Some((bytes, since)) = member.asked {
-            text += &format!("; it waits for {bytes}, for {since:.1?}");
-        }
-    }
+    let mut told: Vec<_> = members.iter().take(MEMBERS).map(other).collect();
     if members.len() > MEMBERS {
         let held: Bytes = members[MEMBERS..].iter().map(|member| member.held).sum();
-        text += &format!("\n  {} others hold {held}", members.len() - MEMBERS);
+        told.push(format!("{} others hold {held}", members.len() - MEMBERS));
+    }
+    told
+}
+
+fn other(member: &MemberInfo) -> String {
+    let MemberInfo { process, held, used, min, .. } = member;
+    let mut text = format!("{process} holds {held}, {used} in use");
+    if !min.is_zero() {
+        text += &format!(", {min} guaranteed");
+    }
+    if member.state == State::Stopped {
+        text += "; it is stopped, and gives nothing";
+    }
+    if let Some((bytes, since)) = member.asked {
+        text += &format!("; it waits for {bytes}, for {since:.1?}");
     }
     text
 }

@@ -170,7 +170,7 @@ impl GroupPart {
         }
         let since = Instant::now();
         let ask = self.share.ask(bytes, until)?;
-        Ok(Some(Asking { part: self, ask, bytes, since, until }))
+        Ok(Some(Asking { part: self, ask, bytes, since, until, is_slow: false }))
     }
 
     /// Whether this process could have so much more if the others had no more than their minima.
@@ -210,6 +210,9 @@ impl Whole for GroupPart {
     }
 }
 
+/// An ask that takes so long is told of.
+const SLOW: Duration = Duration::from_secs(1);
+
 /// Less than this is not worth a change of what others see.
 const PROLONGED_BY: Duration = Duration::from_millis(10);
 
@@ -220,6 +223,8 @@ pub struct Asking<'a> {
     bytes: Bytes,
     since: Instant,
     until: Instant,
+    /// Whether it was found to take long.
+    is_slow: bool,
 }
 
 impl Asking<'_> {
@@ -230,6 +235,15 @@ impl Asking<'_> {
             self.ask.change(bytes, until);
         }
         self.part.could_hold(bytes)
+    }
+
+    /// How long it goes on at most, once: when it has come to take long.
+    pub fn turned_slow(&mut self) -> Option<Duration> {
+        if self.is_slow || self.since.elapsed() < SLOW {
+            return None;
+        }
+        self.is_slow = true;
+        Some(self.until.saturating_duration_since(Instant::now()))
     }
 
     /// Whether the others have had the time to give what they owe, for this ask or for one a short time ago.
@@ -300,6 +314,20 @@ mod tests {
         assert_eq!((idle(20, 10), idle(20, 14)), (0, 4));
         // Where another amount is in use it may go.
         assert_eq!((idle(19, 11), idle(20, 10)), (11, 10));
+    }
+
+    #[test]
+    fn an_ask_that_takes_long_is_found_to_once() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let part = GroupPart::new(&group(&folder), 0).expect("a device");
+        let mut asking =
+            part.ask(Bytes::new(40), Instant::now() + 10 * SLOW).expect("sound").expect("others could give");
+        assert_eq!(asking.turned_slow(), None);
+        asking.since -= SLOW;
+        let left = asking.turned_slow().expect("a second has passed");
+        assert!(left > 9 * SLOW && left <= 10 * SLOW, "{left:?}");
+        assert!(asking.change(Bytes::new(50), Instant::now() + 20 * SLOW));
+        assert_eq!(asking.turned_slow(), None, "what was told is not told again");
     }
 
     #[test]
