@@ -4,6 +4,7 @@ mod array;
 pub mod cuda;
 pub mod fake;
 pub mod host;
+pub mod imagined;
 mod pieces;
 mod shift;
 pub mod strided;

@@ -41,6 +41,10 @@ pub struct Arena {
     pub(super) limit: Bytes,
     pub(super) backing: Watched,
     pub(super) state: Lock<State>,
+    /// Whether small blocks have slots.
+    pub(super) has_slots: bool,
+    /// Whether large blocks have colours.
+    pub(super) has_colours: bool,
     /// How often a waiting allocation computed whether retired blocks will make room.
     #[cfg(test)]
     pub(in crate::memory) predictions: std::sync::atomic::AtomicUsize,
@@ -99,6 +103,8 @@ impl Arena {
             limit,
             backing,
             state: Lock::new(state),
+            has_slots: true,
+            has_colours: false,
             #[cfg(test)]
             predictions: Default::default(),
         })
@@ -107,6 +113,7 @@ impl Arena {
     /// Gives small blocks a place among the others from here on: what lies in slots is moved only where nothing else
     /// helps. To be said before the first allocation; blocks in slots stay there.
     pub fn use_no_slots(&mut self) {
+        self.has_slots = false;
         self.state.get_mut().placement.use_no_slots();
     }
 
@@ -114,6 +121,7 @@ impl Arena {
     /// 64th of the limit, 32 KiB stay unused (as slack) while there is room. For memory that a processor reads; to be
     /// said before the first allocation.
     pub fn use_colours(&mut self) {
+        self.has_colours = true;
         self.state.get_mut().placement.use_colours();
     }
 

@@ -3,10 +3,12 @@
 //! ```text
 //!  would_fit    retired blocks, and others, are gone; or the limit is higher
 //!  would_open   blocks have moved together; or the limit is higher
-//!  least_limit  the lowest limit for which one of them says yes
+//!  least_limit  the lowest limit under which all that happened, and the call, find room
 //! ```
 //!
 //! So what an error of exhausted memory advises was tried before it is said, and what cannot help is not begun.
+
+use rustc_hash::FxHashMap;
 
 use crate::{
     error::Error,
@@ -22,6 +24,7 @@ use crate::{
             costs::Costs,
             layout::{Kind, Layout, Span},
         },
+        history::EventKind,
         oom::OutOfMemory,
         provenance::Request,
         space::node::SpanState,
@@ -32,6 +35,9 @@ use crate::{
 
 /// Limits are told in this unit.
 const UNIT: Bytes = Bytes::mib(1);
+
+/// Small blocks, and what is left behind large ones, take so small a part of a larger limit.
+const SMALL_BLOCKS: u64 = 64;
 
 /// What one call needs of one memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -117,38 +123,49 @@ impl Arena {
         state.would_open(needs, Bytes::ZERO, costs, movable)
     }
 
-    /// The least limit in whole MiB, at most `most`, under which `needs` would have found room where the same blocks
-    /// lie; `movable` says which of them could have moved, where blocks do. `None` where there is none, or it is not
-    /// the limit that is in the way. O(log n) times O(n log n) for n blocks.
+    /// The least limit in whole MiB, at most `most`, under which `needs` would have found room. `device` makes one that
+    /// has all memory there could be, with this granularity and so much at most in advance.
+    ///
+    /// Where blocks move, `movable` says which of them could: a plan is made from where they lie, with so much more
+    /// behind them. Else all that happened since the start is done again under each limit, because under another one
+    /// blocks lie elsewhere. If the history does not know all of that, the limit is one that leaves blocks where they
+    /// are and has room for `needs` behind them. `None` where none is enough, or it is not the limit that is in the way.
+    /// O(log n) times O(n log n) for n blocks, or events.
     pub fn least_limit(
         &self,
         needs: &Needs,
         most: Bytes,
+        device: &dyn Fn(Bytes, Option<Bytes>) -> Box<dyn Backing>,
         (costs, movable): (&Costs, Option<&dyn Fn(BlockId) -> bool>),
     ) -> Option<Bytes> {
-        let mut state = self.state.lock();
-        state.lower_floor();
-        let sizes = state.sizes(needs);
-        let fits = |limit: u64| {
-            let limit = Bytes::new(limit * UNIT.get()).round_down(self.backing.granularity());
-            let supposed = Supposed { limit, ..self.prospect(false) };
-            limit >= self.limit
-                && (state.would_fit_now(&sizes, &supposed)
-                    || movable
-                        .is_some_and(|movable| state.would_open(needs, limit - self.limit, costs, movable).is_some()))
+        let past = {
+            let mut state = self.state.lock();
+            state.lower_floor();
+            // A region that is smaller than the limit is what the device had.
+            if state.stats(self.limit).limit < self.limit {
+                return None;
+            }
+            Past::of(&state)
         };
-        let (mut below, mut enough) = (self.limit.get() / UNIT.get(), most.get() / UNIT.get());
-        if enough <= below || !fits(enough) {
+        let behind = self.limit.checked_add(needs.sum()?)?;
+        let behind = behind.checked_add(Bytes::new(behind.get() / SMALL_BLOCKS))?.checked_round_up(UNIT)?.min(most);
+        let fits = |limit: u64| {
+            let limit = Bytes::new(limit * UNIT.get());
+            let more = limit.round_down(self.backing.granularity()).saturating_sub(self.limit);
+            movable.is_some_and(|movable| self.state.lock().would_open(needs, more, costs, movable).is_some())
+                || past
+                    .as_ref()
+                    .is_some_and(|past| self.again(limit, device).is_some_and(|arena| past.fits(&arena, needs)))
+        };
+        let (mut below, mut enough) = (self.limit.get() / UNIT.get(), behind.get() / UNIT.get());
+        if enough <= below {
             return None;
         }
-        // Mostly it is little more than what is missing.
-        let mut step = 1;
-        while below + step < enough {
-            if fits(below + step) {
-                enough = below + step;
-                break;
-            }
-            (below, step) = (below + step, 2 * step);
+        if past.is_none() && movable.is_none() {
+            return (behind < most).then_some(behind);
+        }
+        if !fits(enough) {
+            return None;
         }
         while enough - below > 1 {
             let middle = below.midpoint(enough);
@@ -157,9 +174,22 @@ impl Arena {
         Some(Bytes::new(enough * UNIT.get()))
     }
 
+    /// An arena like this one with another limit, in which nothing has happened.
+    fn again(&self, limit: Bytes, device: &dyn Fn(Bytes, Option<Bytes>) -> Box<dyn Backing>) -> Option<Self> {
+        let device = device(self.backing.granularity(), self.backing.most_in_advance());
+        let mut arena = Self::new(String::new(), self.strategy, limit, device).ok()?;
+        if !self.has_slots {
+            arena.use_no_slots();
+        }
+        if self.has_colours {
+            arena.use_colours();
+        }
+        Some(arena)
+    }
+
     /// Nothing is otherwise but that the device may refuse memory.
     pub(super) fn prospect(&self, refused: bool) -> Supposed<'static> {
-        Supposed { limit: self.limit, refused, most_in_advance: self.backing.most_in_advance(), freed: &[] }
+        Supposed { refused, most_in_advance: self.backing.most_in_advance(), freed: &[] }
     }
 
     /// The numbers of this instant, for scratch.
@@ -178,11 +208,6 @@ impl State {
         let freed = self.table.iter().filter(|&(id, record)| record.state == SpanState::Retired || goes(id));
         let freed: Vec<_> = freed.map(|(_, record)| (record.place, record.state)).collect();
         self.placement.would_fit(sizes, &Supposed { freed: &freed, ..*supposed })
-    }
-
-    /// As [`Self::would_fit`], where nothing is freed.
-    fn would_fit_now(&self, sizes: &[Bytes], supposed: &Supposed<'_>) -> bool {
-        self.placement.would_fit(sizes, supposed)
     }
 
     /// What `needs` are to the strategy: scratch is a block beside what is kept for it already.
@@ -218,9 +243,89 @@ impl State {
         if self.placement.bottom().is_some() {
             widen(layout, more);
         }
+        if !more.is_zero() && self.placement.fits_instead_of(size, self.placement.empty() + more) {
+            return Some(Bytes::ZERO);
+        }
         let plan = self.plan_hole(layout, size, more, costs)?;
         let granules = plan.steps.iter().filter_map(|step| layout.spans.get(step.span));
         Some(granules.map(|span| Bytes::new(u64::from(span.size) << layout.granule_shift)).sum())
+    }
+}
+
+/// What happened in an arena since its start.
+struct Past(Vec<Step>);
+
+/// One step of it, with blocks by their numbers.
+enum Step {
+    Take(u64, Bytes),
+    Free(u64),
+    /// A block became another one in the same place.
+    Rename(u64, u64),
+    /// So much is kept for scratch.
+    Scratch(Bytes),
+}
+
+impl Past {
+    /// `None` where the history does not know all of it, or blocks have moved.
+    fn of(state: &State) -> Option<Self> {
+        let events = state.history.since(0)?;
+        let mut steps = Vec::with_capacity(events.len());
+        for (number, event) in events.iter().enumerate() {
+            let before = number.checked_sub(1).and_then(|before| events.get(before));
+            match event.kind() {
+                EventKind::Allocate => {
+                    let in_place = before.filter(|before| {
+                        let place = (before.kind(), before.address, before.time());
+                        place == (EventKind::Free, event.address, event.time())
+                    });
+                    match (in_place, steps.pop()) {
+                        (Some(_), Some(Step::Free(gone))) => steps.push(Step::Rename(gone, event.block)),
+                        (_, last) => {
+                            steps.extend(last.into_iter().chain([Step::Take(event.block, Bytes::new(event.other))]))
+                        }
+                    }
+                }
+                EventKind::Free => steps.push(Step::Free(event.block)),
+                EventKind::Scratch => steps.push(Step::Scratch(event.bytes)),
+                EventKind::Move => return None,
+                _ => {}
+            }
+        }
+        Some(Self(steps))
+    }
+
+    /// Whether all of it finds room in an `arena` in which nothing has happened, and then `needs`.
+    fn fits(&self, arena: &Arena, needs: &Needs) -> bool {
+        let mut blocks: FxHashMap<u64, BlockId> = FxHashMap::default();
+        let keep = |bytes| {
+            let kept = arena.begin_scratch(bytes).is_ok() || arena.begin_scratch_anywhere(bytes).is_ok();
+            if kept {
+                arena.end_scratch(bytes);
+            }
+            kept
+        };
+        for step in &self.0 {
+            match *step {
+                Step::Take(block, size) => match arena.allocate(size) {
+                    Ok(placed) => _ = blocks.insert(block, placed.id),
+                    Err(_) => return false,
+                },
+                Step::Free(block) => _ = blocks.remove(&block).map(|id| arena.free(id)),
+                Step::Rename(from, to) => {
+                    let renamed = blocks.remove(&from);
+                    blocks.extend(renamed.map(|id| (to, id)));
+                }
+                Step::Scratch(bytes) => {
+                    arena.state.lock().lower_floor();
+                    if !keep(bytes) {
+                        return false;
+                    }
+                }
+            }
+        }
+        // What is kept for scratch stays while the call's arrays are placed.
+        (arena.begin_scratch(needs.scratch).is_ok() || arena.begin_scratch_anywhere(needs.scratch).is_ok())
+            && needs.arrays.iter().all(|&size| arena.allocate(size).is_ok())
     }
 }
 

@@ -457,7 +457,7 @@ impl Space {
         self.forget_node(upper);
     }
 
-    pub(super) fn new_node(&mut self, node: Node) -> NodeId {
+    fn new_node(&mut self, node: Node) -> NodeId {
         if let Some(id) = self.vacant {
             self.vacant = self.nodes[id.index()].next;
             self.nodes[id.index()] = node;

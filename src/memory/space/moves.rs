@@ -15,7 +15,7 @@ use crate::{
         block_table::BlockId,
         compaction::layout::{Kind, Layout, Run, Span},
         space::{
-            barriers::{Barriers, Gap},
+            barriers::Gap,
             index::Space,
             node::{Node, NodeId, RegionId, SpanState},
         },
@@ -183,64 +183,6 @@ impl Space {
         }
         self.absorb_next(floor);
         Some(floor)
-    }
-
-    /// Makes a region `bytes` larger, where this is a copy of an index: below the spans at its upper end that stay there,
-    /// because they do in a larger region, too. Whether it could. O(spans).
-    pub(crate) fn widen(&mut self, region: RegionId, bytes: Bytes) -> bool {
-        let more = u32::try_from(bytes.get() >> self.granule_shift).ok();
-        let Some((mut record, more)) = self.regions.get(usize::from(region.0)).copied().flatten().zip(more) else {
-            return false;
-        };
-        let bytes = self.bytes(more);
-        let granules = record.region.bytes.checked_add(bytes).map(|whole| whole.get() >> self.granule_shift);
-        if granules.is_none_or(|granules| granules > u32::MAX.into()) {
-            return false;
-        }
-        if more == 0 {
-            return true;
-        }
-        record.region.bytes += bytes;
-        self.regions[usize::from(region.0)] = Some(record);
-        // Where spans stay is of no meaning to a copy that nothing is moved in.
-        self.barriers = Barriers::default();
-        let mut below = Some(record.last);
-        while let Some(id) = below.filter(|id| self.nodes[id.index()].state == SpanState::Pinned) {
-            let node = &mut self.nodes[id.index()];
-            node.offset += more;
-            below = node.prev;
-        }
-        match below {
-            Some(hole) if self.is_hole(hole) => {
-                self.unfile(hole);
-                self.nodes[hole.index()].size += more;
-                self.file(hole);
-            }
-            Some(taken) => {
-                let size = self.nodes[taken.index()].size;
-                self.nodes[taken.index()].size += more;
-                let hole = self.split(taken, size);
-                self.file(hole);
-            }
-            // Everything stays: what comes is of use below it.
-            None => {
-                let first = record.first;
-                let hole = self.new_node(Node {
-                    offset: 0,
-                    size: more,
-                    prev: None,
-                    next: Some(first),
-                    bin_prev: None,
-                    bin_next: None,
-                    region,
-                    state: SpanState::Hole,
-                });
-                self.nodes[first.index()].prev = Some(hole);
-                self.record_mut(region).first = hole;
-                self.file(hole);
-            }
-        }
-        true
     }
 
     /// Frees what a taken span has above `bytes`. O(1).

@@ -58,8 +58,6 @@ pub(in crate::memory) struct Growing {
     /// How many empty bytes stay.
     keep: Bytes,
     left: Left,
-    /// The last region that the limit has cut, and what it lacks for that.
-    cut: Option<(RegionId, Bytes)>,
     /// Counts allocations, as the clock of `left`.
     clock: u64,
 }
@@ -87,7 +85,6 @@ impl Growing {
             empty: Bytes::ZERO,
             keep: FIRST_REGION,
             left: Left::default(),
-            cut: None,
             clock: 0,
         }
     }
@@ -158,20 +155,11 @@ impl Growing {
         if need > self.room() {
             return Err(short(None));
         }
-        let most = backing.most_in_advance();
-        let wanted = surplus(need, self.reserved, Bytes::MAX, most);
-        let allowed = surplus(need, self.reserved, self.room(), most);
-        let mut surplus = allowed;
+        let mut surplus = surplus(need, self.reserved, self.room(), backing.most_in_advance());
         loop {
             surplus = surplus.round_down(self.granularity);
             match self.add_region(need + surplus, backing) {
-                Ok(id) => {
-                    let is_cut = allowed < wanted && surplus == allowed.round_down(self.granularity);
-                    if is_cut {
-                        self.cut = Some((id, wanted - surplus));
-                    }
-                    return Ok(());
-                }
+                Ok(()) => return Ok(()),
                 // For another reason than a lack of memory: less of it would be refused as well.
                 Err(error) if error.code != Code::ResourceExhausted => return Err(short(Some(error))),
                 Err(_) if !surplus.is_zero() => surplus = Bytes::new(surplus.get() / 2),
@@ -182,7 +170,7 @@ impl Growing {
         }
     }
 
-    fn add_region(&mut self, bytes: Bytes, backing: &dyn Backing) -> Result<RegionId, Error> {
+    fn add_region(&mut self, bytes: Bytes, backing: &dyn Backing) -> Result<(), Error> {
         let region = backing.reserve(bytes)?;
         let id = match self.pool.space.add_region(*region) {
             Ok(id) => id,
@@ -194,7 +182,7 @@ impl Growing {
         self.reserved += region.bytes;
         self.empty += region.bytes;
         self.regions.insert(id.index(), region);
-        Ok(id)
+        Ok(())
     }
 
     /// Takes every empty region and the idle extent out of all counts but `reserved`.
@@ -208,7 +196,6 @@ impl Growing {
 
     fn take_region(&mut self, id: RegionId) -> Option<Region> {
         self.empty -= self.pool.space.remove_region(id).ok()?.bytes;
-        self.cut.take_if(|(cut, _)| *cut == id);
         self.regions.take(id.index())
     }
 
@@ -305,22 +292,15 @@ impl Placement for Growing {
     }
 
     fn would_fit(&self, sizes: &[Bytes], supposed: &Supposed<'_>) -> bool {
-        let mut pool = self.pool.clone();
-        let mut reserved = self.reserved - self.leaving;
-        // Under a higher limit the region that this one has cut is larger.
-        if let Some((region, lacking)) = self.cut {
-            let more = lacking.min(supposed.limit.saturating_sub(self.limit)).round_down(self.granularity);
-            if pool.space.widen(region, more) {
-                reserved += more;
-            }
-        }
+        let reserved = self.reserved - self.leaving;
         let trial = Trial {
-            pool,
+            limit: self.limit,
+            pool: self.pool.clone(),
             granularity: self.granularity,
             extent_size: self.extent_size,
             reserved,
             // Of memory that the device refused, no more can come than what is released to it.
-            room: if supposed.refused { self.leaving } else { supposed.limit.saturating_sub(reserved) },
+            room: if supposed.refused { self.leaving } else { self.limit - reserved },
             empty: self.empty,
             keep: self.keep,
             regions: 0,

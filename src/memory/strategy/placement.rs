@@ -58,8 +58,6 @@ pub(in crate::memory) struct Shortage {
 /// What is supposed where it is computed whether there would be room.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::memory) struct Supposed<'a> {
-    /// The limit: the true one, or a higher one.
-    pub(in crate::memory) limit: Bytes,
     /// The device gives no more than what is released to it.
     pub(in crate::memory) refused: bool,
     /// As [`Backing::most_in_advance`].

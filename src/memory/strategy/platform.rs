@@ -98,7 +98,7 @@ impl Placement for Platform {
         let freed: Bytes = supposed.freed.iter().map(|&(place, _)| self.bytes(place)).sum();
         let coming = freed + self.leaving;
         // Of memory that the device refused, no more can come than what is released to it.
-        let room = if supposed.refused { coming } else { supposed.limit.saturating_sub(self.reserved) + coming };
+        let room = if supposed.refused { coming } else { self.limit.saturating_sub(self.reserved) + coming };
         let need = |size: &Bytes| size.max(&Bytes::new(1)).checked_round_up(self.granularity);
         sizes.iter().try_fold(room, |room, size| room.checked_sub(need(size)?)).is_some()
     }

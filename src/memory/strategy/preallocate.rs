@@ -174,37 +174,6 @@ impl Books {
             self.drop_extent(id);
         }
     }
-
-    /// The books of an arena with another `limit` and the same blocks; `None` where its region is smaller than its
-    /// limit, so that no other one would have helped.
-    fn under(&self, limit: Bytes) -> Option<Self> {
-        let mut books = self.clone();
-        let Some(region) = books.region else {
-            books.limit = limit;
-            let nowhere = AddressRange { address: Address::new(1 << 52), bytes: limit };
-            books.region = Some(books.pool.space.add_region(nowhere).ok()?);
-            return Some(books);
-        };
-        if limit <= self.limit {
-            return Some(books);
-        }
-        let held = books.pool.space.region(region)?.bytes;
-        // What a larger region has beside the room for blocks: slabs are a part of it, and more arrays get a colour.
-        let slabs = books.pool.slabs.bytes().get();
-        let wider = u128::from(slabs) * u128::from((limit - self.limit).get()) / u128::from(self.limit.get().max(1));
-        let extents = books.extent_size.map_or(0, |size| wider.div_ceil(size.get().into()) * u128::from(size.get()));
-        let mut beside = Bytes::new(u64::try_from(extents).ok()?);
-        if !self.coloured_up_to.is_zero() {
-            let up_to = Bytes::new(limit.get() / COLOURED_UP_TO);
-            let gets_one = |size| size > self.coloured_up_to && (COLOURED_FROM..=up_to).contains(&size);
-            let spans = books.pool.space.spans(region).filter(|span| span.state != SpanState::Hole);
-            beside += spans.filter(|span| gets_one(span.size)).map(|_| COLOUR).sum();
-            books.coloured_up_to = up_to;
-        }
-        books.limit = limit;
-        let more = (limit - self.limit).saturating_sub(beside);
-        (held == self.limit && books.pool.space.widen(region, more)).then_some(books)
-    }
 }
 
 impl Placement for Preallocate {
@@ -247,7 +216,11 @@ impl Placement for Preallocate {
     fn released(&mut self, _: Bytes) {}
 
     fn would_fit(&self, sizes: &[Bytes], supposed: &Supposed<'_>) -> bool {
-        let Some(mut books) = self.books.under(supposed.limit) else { return false };
+        let mut books = self.books.clone();
+        if books.region.is_none() {
+            let nowhere = AddressRange { address: Address::new(1 << 52), bytes: books.limit };
+            books.region = books.pool.space.add_region(nowhere).ok();
+        }
         supposed.freed.iter().for_each(|&(place, was)| books.vacate(place, was));
         sizes.iter().all(|&size| books.place(size).is_some())
     }

@@ -23,8 +23,11 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::{
+    device::imagined::Imagined,
     error::Result,
-    memory::{Block, BlockId, Compaction, Goal, Move, MoveBarrier, Needs, Obstacle, OutOfMemory, Pinned, Request},
+    memory::{
+        Backing, Block, BlockId, Compaction, Goal, Move, MoveBarrier, Needs, Obstacle, OutOfMemory, Pinned, Request,
+    },
     report::timeline::{TIMELINE, What},
     runtime::device_memory::{DeviceMemory, LockedForMove, Resident},
     units::Bytes,
@@ -230,7 +233,9 @@ pub fn least_limit(memory: &DeviceMemory, needs: &Needs, most: Bytes, compacts: 
     let movable = compacts.then(|| Movable::of(memory, |_| false).0);
     let may_move = |block| movable.as_ref().is_some_and(|movable| movable.get(block).is_some());
     let may_move: &dyn Fn(BlockId) -> bool = &may_move;
-    memory.least_limit(needs, most, (&memory.carrier.costs(), compacts.then_some(may_move)))
+    let device =
+        |granularity, most_in_advance| -> Box<dyn Backing> { Box::new(Imagined::new(granularity, most_in_advance)) };
+    memory.least_limit(needs, most, &device, (&memory.carrier.costs(), compacts.then_some(may_move)))
 }
 
 /// Locks the residents of all moves, or none of them.

@@ -26,6 +26,7 @@ pub(super) fn surplus(need: Bytes, reserved: Bytes, room: Bytes, most_in_advance
 /// See the module's documentation.
 #[derive(Debug)]
 pub(super) struct Trial {
+    pub(super) limit: Bytes,
     pub(super) pool: Pool,
     pub(super) granularity: Bytes,
     pub(super) extent_size: Option<Bytes>,
@@ -87,7 +88,7 @@ impl Trial {
 
     fn grow(&mut self, size: Bytes, supposed: &Supposed<'_>) -> bool {
         let need = size.max(self.pool.space.granule()).checked_round_up(self.granularity);
-        let Some(need) = need.filter(|&need| need <= supposed.limit) else { return false };
+        let Some(need) = need.filter(|&need| need <= self.limit) else { return false };
         if need > self.room {
             self.release_empty();
         }
