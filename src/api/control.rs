@@ -82,7 +82,7 @@ text_functions! {
 fn check() -> crate::error::Result<()> {
     process::engine()?;
     let settings = Settings::read(&Environment::of_process(), &[])?;
-    settings.limit.resolve(host::capacity()?.get(), settings.devices.value)?;
+    limits::of_the_host(&settings.limit, settings.devices.value)?;
     settings.engine_options(process::kind(), None).map(drop)
 }
 
