@@ -83,15 +83,15 @@ pub fn of(path: &Path) -> Trial {
         return trial.clone();
     }
     let limit = Mappable::now();
-    // What its library takes is the file's size, or a little more. This is not remembered, as limits can be raised.
+    // What its library takes is the file's size, or a little more.
     if let Some(Err(error)) = limit.map(|limit| limit.check(Bytes::new(stamp.size))) {
         return Trial::Fails(error.context(&format!("the engine {} cannot be loaded", path.display())));
     }
-    let trial = match attempt(path, child) {
-        // The limit may be the reason.
-        Trial::Fails(error) => Trial::Fails(error.with(limit)),
-        trial => trial,
-    };
+    let trial = attempt(path, child);
+    // The limit may be the reason, and can be raised: this is not remembered.
+    if let (Trial::Fails(error), Some(limit)) = (&trial, limit) {
+        return Trial::Fails(error.clone().with(Some(limit)));
+    }
     TRIED.lock().push((stamp, trial.clone()));
     trial
 }

@@ -29,7 +29,7 @@ const KEPT_BESIDE_STACKS: Bytes = Bytes::mib(128);
 /// The stack of a thread where `ulimit -s` sets no limit; C then takes 2 MiB on x86-64.
 const STACK: Bytes = Bytes::mib(8);
 
-/// Where arrays and scratch would have less, nobody is helped by a start.
+/// Where arrays and scratch would have less, an error that names the limit helps more than a start.
 const LEAST_FREE: Bytes = Bytes::mib(32);
 
 /// What this process may still map under the limit that leaves it least.
