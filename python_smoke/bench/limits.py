@@ -137,7 +137,7 @@ def main() -> int:
         "--limits",
         default=",".join(LIMITS),
         metavar="LIMIT,...",
-        help="v1.5 is `ulimit -v` of 1.5 GB, d1.5 is -d, l8 is -l of 8 kB; none is what the caller has, such as a group's",
+        help="v1.5 is `ulimit -v` of 1.5 GB, d1.5 is -d, l8 is -l of 8 kB; none is what the caller has",
     )
     parser.add_argument("--strategies", default=",".join(STRATEGIES), metavar="NAME,...", help="all by default")
     parser.add_argument("--rounds", type=int, default=10, help="(10)")

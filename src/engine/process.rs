@@ -52,7 +52,8 @@ pub fn engine() -> Result<&'static Engine> {
         let choice = choice.taken();
         let engine = Engine::load(&choice.path).map_err(|error| {
             let allowed = "allowed: the path of a PJRT plugin library, or one of cpu, cuda, rocm";
-            Error::new(error.code, format!("{} ({}; {allowed})", error.message, choice.why))
+            let error = Error::new(error.code, format!("{} ({}; {allowed})", error.message, choice.why));
+            error.with(host::Mappable::now())
         })?;
         if choice.kind == Some(EngineKind::Cpu) {
             warm(&engine);
