@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
-from bench import chart, guard, results, runner, tables, together, worker
+from bench import chart, guard, limits, results, runner, tables, together, worker
 from bench.backends import BACKENDS
 from harness import run_python
 
@@ -387,4 +387,40 @@ def test_a_loop_that_does_not_wait_takes_no_more_memory_than_on_jaxs_cpu_backend
 )
 def test_whole_processes_say_what_is_allowed(given, said):
     run = run_python("-m", "bench.whole", *given, check=False)
+    assert run.returncode == 2 and said in run.stderr
+
+
+def test_limits_tell_how_processes_end(tmp_path):
+    path = tmp_path / "limits.json"
+    given = ("--limits", "v0.6,d4,none", "--strategies", "tpu", "--rounds", "1", "--json", str(path))
+    said = run_python("-m", "bench.limits", *given).stdout.splitlines()
+    assert said[0] == "| limit | cpu | tpu |"
+    assert said[2].startswith("| `ulimit -v`, 0.6 GB | 1 ") and said[2].endswith(" | 1 names the limit |"), said
+    assert said[3:] == ["| `ulimit -d`, 4 GB | 1 ok | 1 ok |", "| none | 1 ok | 1 ok |"]
+    assert json.loads(path.read_text())["runs"]["v0.6"]["tpu"][0][0] == "names the limit"
+
+
+def test_limits_fail_where_a_strategy_ends_by_a_signal_and_jaxs_cpu_backend_does_not():
+    assert limits.ended(-6, "") == "SIGABRT" and limits.ended(1, "no memory") == "error"
+    runs = {
+        "v1": {"cpu": ["ok", "SIGABRT"], "tpu": ["SIGABRT", "ok"]},
+        "v4": {"cpu": ["ok", "ok"], "tpu": ["ok", "SIGSEGV"], "growing": ["ok", "names the limit"]},
+    }
+    assert limits.broken(runs) == ["`ulimit -v`, 4 GB: tpu ended by a signal, JAX's CPU backend was well"]
+    assert "| `ulimit -v`, 4 GB | 2 ok | 1 ok, 1 SIGSEGV | 1 ok, 1 names the limit |" in limits.table(
+        {"v4": runs["v4"]}
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--limits", "x4"], "--limits=x4: none of v1, v1.5"),
+        (["--limits", "v"], "--limits=v: none of v1, v1.5"),
+        (["--strategies", "bfc"], "--strategies=bfc: none of preallocate, growing, platform, tpu"),
+        (["--rounds", "0"], "--rounds and --at-once must be 1 or more"),
+    ],
+)
+def test_limits_say_what_is_allowed(given, said):
+    run = run_python("-m", "bench.limits", *given, check=False)
     assert run.returncode == 2 and said in run.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -47,12 +48,69 @@ def forked(child, seconds):
 
 
 @pytest.mark.parametrize("which", ["RLIMIT_AS", "RLIMIT_DATA"])
-@pytest.mark.parametrize("strategy", ["preallocate", "growing"])
+@pytest.mark.parametrize("strategy", ["preallocate", "growing", "platform", "tpu"])
 def test_limits_of_the_shell_leave_room_for_arrays(strategy, which):
     """`ulimit -v` and `-d`, as batch systems set them: libraries and threads are mapped too, so arrays cannot have
     three quarters."""
     run = run_jax(LIMITED.format(which=which, bytes=4 << 30), PJRT_ARENA_STRATEGY=strategy)
     assert 384 << 20 < int(run.stdout.split()[-1]) < 3 << 30
+
+
+#: Two processors, as what threads need depends on their number.
+MULTIPLIES = """
+import os, resource
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+import jax, jax.numpy as jnp
+def used(field):
+    return int(open("/proc/self/statm").read().split()[field]) * 4096
+most = used({field}) + ({mib} << 20)
+resource.setrlimit(resource.{which}, (most, most))
+ones = jnp.ones((1024, 1024))
+print(float((ones @ ones)[-1, -1]))
+"""
+
+#: Counts malloc's arenas but the first: what is in use of each lies at a multiple of 64 MiB, and the rest behind it.
+ARENAS = """
+maps = [line.split()[:2] for line in open("/proc/self/maps")]
+ranges = [([int(end, 16) for end in addresses.split("-")], kind) for addresses, kind in maps]
+print(sum(
+    used == "rw-p" and rest == "---p" and start % (64 << 20) == 0 and end == start + (64 << 20)
+    for ((start, _), used), ((_, end), rest) in zip(ranges, ranges[1:])
+))
+"""
+
+
+@pytest.mark.parametrize(("which", "field"), [("RLIMIT_AS", 0), ("RLIMIT_DATA", 5)])
+@pytest.mark.parametrize("strategy", ["preallocate", "growing", "platform", "tpu"])
+def test_threads_and_malloc_have_what_they_need_under_the_shells_limits(strategy, which, field):
+    """XLA's threads end the process where one of them cannot be made."""
+    code = MULTIPLIES.format(which=which, field=field, mib=850)
+    for _ in range(2):
+        assert run_jax(code, PJRT_ARENA_STRATEGY=strategy).stdout == "1024.0\n"
+
+
+@pytest.mark.parametrize(("which", "field", "flag"), [("RLIMIT_AS", 0, "v"), ("RLIMIT_DATA", 5, "d")])
+def test_too_little_for_threads_and_malloc_is_an_error_that_names_the_limit(which, field, flag):
+    for mib in (200, 400):
+        run = run_jax(MULTIPLIES.format(which=which, field=field, mib=mib), check=False)
+        said = run.stderr[-2000:]
+        assert run.returncode == 1 and f"`ulimit -{flag}` lets this process map" in said, said
+        assert "XLA, threads and malloc need" in said, said
+
+
+def test_a_limit_of_the_arena_beyond_the_shells_limit_names_that():
+    code = MULTIPLIES.format(which="RLIMIT_AS", field=0, mib=850)
+    run = run_jax(code, check=False, PJRT_ARENA_LIMIT="850MiB")
+    assert run.returncode == 1 and "the limit 850.00MiB (PJRT_ARENA_LIMIT) for each of" in run.stderr
+    assert re.search(r"MiB per device; `ulimit -v` lets this process map .*, of which .* are left", run.stderr)
+
+
+@pytest.mark.parametrize("variable", ["MALLOC_ARENA_MAX=64", "GLIBC_TUNABLES=glibc.malloc.arena_max=64", None])
+def test_malloc_has_two_arenas_under_the_shells_limit_where_nobody_says_otherwise(variable):
+    code = MULTIPLIES.format(which="RLIMIT_AS", field=0, mib=4000) + ARENAS
+    name, _, value = (variable or "MALLOC_ARENA_MAX=").partition("=")
+    arenas = int(run_jax(code, **{name: value or None}).stdout.split()[1])
+    assert arenas == 1 if variable is None else arenas > 2
 
 
 #: Four eager operations in a loop; then no call, as where a notebook waits for its reader.

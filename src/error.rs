@@ -74,6 +74,14 @@ impl Error {
         self.message = format!("{what}: {}", self.message);
         self
     }
+
+    /// The same error, which tells `more`, if there is more to tell.
+    pub fn with(mut self, more: Option<impl fmt::Display>) -> Self {
+        if let Some(more) = more {
+            self.message = format!("{}; {more}", self.message);
+        }
+        self
+    }
 }
 
 impl fmt::Display for Error {

@@ -82,7 +82,7 @@ text_functions! {
 fn check() -> crate::error::Result<()> {
     process::engine()?;
     let settings = Settings::read(&Environment::of_process(), &[])?;
-    settings.limit.resolve(host::capacity()?.get(), settings.devices.value)?;
+    limits::of_the_host(&settings.limit, settings.devices.value)?;
     settings.engine_options(process::kind(), None).map(drop)
 }
 
@@ -94,8 +94,8 @@ fn findings() -> (Environment, Vec<Finding>) {
     // If a setting is invalid, its own row says so.
     if let Ok(settings) = Settings::read(&environment, &[]) {
         let limit = host::capacity().and_then(|capacity| {
-            let bytes = settings.limit.resolve(capacity.get(), settings.devices.value)?;
-            Ok(format!("{} per device of {capacity} in all", crate::units::Bytes::new(bytes)))
+            let limit = limits::of_the_host(&settings.limit, settings.devices.value)?;
+            Ok(format!("{limit} per device of {capacity} in all"))
         });
         findings.push(Finding { row: &LIMIT, what: Found::Led(limit) });
         let choice = process::choose(&settings.engine, &environment);

@@ -52,7 +52,8 @@ pub fn engine() -> Result<&'static Engine> {
         let choice = choice.taken();
         let engine = Engine::load(&choice.path).map_err(|error| {
             let allowed = "allowed: the path of a PJRT plugin library, or one of cpu, cuda, rocm";
-            Error::new(error.code, format!("{} ({}; {allowed})", error.message, choice.why))
+            let error = Error::new(error.code, format!("{} ({}; {allowed})", error.message, choice.why));
+            error.with(host::Mappable::now())
         })?;
         if choice.kind == Some(EngineKind::Cpu) {
             warm(&engine);
@@ -77,8 +78,8 @@ fn warm(engine: &Engine) {
             Bytes::ZERO
         })
     };
-    // Where addresses are scarce they are not to be all the pool's: arrays, threads and malloc need some.
-    let most = host::left_to_map().map_or(Bytes::MAX, |left| Bytes::new(left.get() / 4));
+    // Where addresses are scarce they are not to be all the pool's: most are for arrays.
+    let most = host::Mappable::now().map_or(Bytes::MAX, |mappable| Bytes::new(mappable.free().get() / 4));
     let installed = host::capacity().map(|capacity| capacity.min(most)).and_then(|capacity| {
         // SAFETY: the engine is never unloaded, and was loaded just now: it has no client, so nothing of it runs.
         unsafe { scratch::install(engine.inside(), Box::new(host), capacity, Box::new(discard)) }
@@ -96,6 +97,18 @@ pub fn kind() -> Option<EngineKind> {
 /// The engine that was loaded, and its kind; `None` before that.
 pub fn loaded() -> Option<(&'static Engine, Option<EngineKind>)> {
     CHOSEN.get().map(|chosen| (&chosen.engine, chosen.kind))
+}
+
+/// Where addresses are limited, keeps malloc from taking 64 MiB of them for each of XLA's threads, until none are left
+/// for a thread's stack. Who has set the number of malloc's arenas has decided.
+fn spare_addresses(environment: &Environment) {
+    let is_set = environment.get("MALLOC_ARENA_MAX").is_some()
+        || environment
+            .get("GLIBC_TUNABLES")
+            .is_some_and(|all| all.to_string_lossy().contains("glibc.malloc.arena_max"));
+    if !is_set && host::Mappable::now().is_some() {
+        host::share_malloc_arenas();
+    }
 }
 
 /// Finds the engines that `request` can mean and takes one, without loading it here: engines for CPUs are tried in a
@@ -118,6 +131,7 @@ pub fn choose(request: &Setting<EngineRequest>, environment: &Environment) -> Re
             maps: &maps,
         },
     )?;
+    spare_addresses(environment);
     choice::choose(found, |choice| trial::of(&choice.path))
 }
 

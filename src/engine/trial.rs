@@ -27,9 +27,11 @@ use rustix::{
 };
 
 use crate::{
+    device::host::Mappable,
     engine::{Engine, EngineEvent, ffi},
     error::{Code, Error, Result},
     sys,
+    units::Bytes,
 };
 
 /// What an engine speaks.
@@ -80,7 +82,16 @@ pub fn of(path: &Path) -> Trial {
     if let Some((_, trial)) = TRIED.lock().iter().find(|(tried, _)| *tried == stamp) {
         return trial.clone();
     }
+    let limit = Mappable::now();
+    // What its library takes is the file's size, or a little more.
+    if let Some(Err(error)) = limit.map(|limit| limit.check(Bytes::new(stamp.size))) {
+        return Trial::Fails(error.context(&format!("the engine {} cannot be loaded", path.display())));
+    }
     let trial = attempt(path, child);
+    // The limit may be the reason, and can be raised: this is not remembered.
+    if let (Trial::Fails(error), Some(limit)) = (&trial, limit) {
+        return Trial::Fails(error.clone().with(Some(limit)));
+    }
     TRIED.lock().push((stamp, trial.clone()));
     trial
 }

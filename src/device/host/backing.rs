@@ -7,9 +7,9 @@ use rustix::mm::ProtFlags;
 use crate::{
     device::{
         host::{
-            capacity::left_to_map,
             exchanges::Exchanges,
             huge::{self, HugePages, huge_pages},
+            mappable::Mappable,
             mapping::Mapping,
             pages::HUGE_PAGE,
         },
@@ -87,15 +87,12 @@ impl Backing for HostBacking {
         Ok(unsafe { Region::new(AddressRange { address, bytes }) })
     }
 
-    /// Where the process may not map all it wants (`ulimit -v`, `-d`), a quarter of what is left stays to threads,
-    /// malloc and the engine: a process without a place for a thread's stack ends.
+    /// Where the process may not map all it wants (`ulimit -v`, `-d`), threads, malloc and the engine keep what they need.
     fn reserve_up_front(&self, bytes: Bytes) -> Result<Region> {
-        if let Some(left) = left_to_map()
-            && bytes.get() > left.get() / 4 * 3
+        if let Some(mappable) = Mappable::now()
+            && bytes > mappable.free()
         {
-            let why = format!(
-                "a region of {bytes} would leave others too little of the {left} that ulimit lets the process map"
-            );
+            let why = format!("a region of {bytes} would leave threads and malloc too little: {mappable}");
             return Err(Error::new(Code::ResourceExhausted, why));
         }
         self.reserve(bytes)

@@ -2,36 +2,24 @@
 
 use std::{fs, path::Path};
 
-use rustix::process::{Resource, getrlimit};
-
 use crate::{
-    device::host::process::sizes,
+    device::host::mappable::Mappable,
     error::{Error, Result},
     units::Bytes,
 };
 
 /// What this process can have of the machine: its physical memory, or less where a control group (version 1 or 2,
-/// each level of it) allows less, or the process's own limits leave less ([`left_to_map`]).
+/// each level of it) allows less, or the process's own limits leave less ([`Mappable::free`]).
 ///
 /// # Errors
-/// `INTERNAL` when the kernel does not say how much memory there is.
+/// `INTERNAL` when the kernel does not say how much memory there is; `RESOURCE_EXHAUSTED` when the process's own limits
+/// leave nothing.
 pub fn capacity() -> Result<Bytes> {
-    capacity_under(Path::new("/"), left_to_map())
-}
-
-/// What the limits of the address space (`RLIMIT_AS`) and of data (`RLIMIT_DATA`) leave beside what is mapped already:
-/// libraries, stacks, what malloc has. `None` where there are no such limits. An arena that maps all of it leaves
-/// nothing to others.
-pub fn left_to_map() -> Option<Bytes> {
-    let limits = [getrlimit(Resource::As).current, getrlimit(Resource::Data).current];
-    if limits == [None; 2] {
-        return None;
+    let mappable = Mappable::now();
+    if let Some(mappable) = &mappable {
+        mappable.check(Bytes::ZERO)?;
     }
-    let sizes = sizes();
-    let left = |limit: Option<u64>, field: usize| {
-        Some(Bytes::new(limit?).saturating_sub(sizes.get(field).copied().unwrap_or(Bytes::ZERO)))
-    };
-    [left(limits[0], 0), left(limits[1], 5)].into_iter().flatten().min()
+    capacity_under(Path::new("/"), mappable.map(|mappable| mappable.free()))
 }
 
 /// [`capacity`] as the files below `root` say.

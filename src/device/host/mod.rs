@@ -16,7 +16,8 @@
 //! What is written where: `mapping` owns pages; `carrier` brings arrays in; `mover` moves blocks within regions and
 //! gives their pages back, by copying or by `exchange`; `huge` asks for huge pages; `cuts` keeps the book of the
 //! mappings that exchanges leave; `folder` has memory in files; `counted` binds regions to a
-//! budget that other processes share; `capacity` says how much memory there is.
+//! budget that other processes share; `capacity` says how much memory there is, and `mappable` what the system's
+//! limits let the process have of it.
 
 mod backing;
 mod capacity;
@@ -27,6 +28,7 @@ mod exchange;
 mod exchanges;
 mod folder;
 mod huge;
+mod mappable;
 mod mapping;
 mod mover;
 mod pages;
@@ -36,11 +38,12 @@ mod tests;
 
 pub use crate::device::host::backing::HostBacking;
 pub use crate::device::host::capacity::capacity;
-pub use crate::device::host::capacity::left_to_map;
 pub use crate::device::host::carrier::HostMemory;
 pub use crate::device::host::counted::CountedBacking;
 pub use crate::device::host::folder::FolderBacking;
 pub use crate::device::host::huge::HugePages;
 pub use crate::device::host::huge::huge_pages;
+pub use crate::device::host::mappable::Mappable;
 pub use crate::device::host::process::resident;
+pub use crate::device::host::process::share_malloc_arenas;
 pub use crate::device::host::process::trim_malloc;

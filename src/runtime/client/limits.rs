@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 
 use crate::{
-    config::{EngineKind, GpuScratch, Settings},
+    config::{EngineKind, GpuScratch, Limit, Setting, Settings},
     device::{
         cuda::{self, Gpu, Offer, Vendor},
         host,
@@ -29,6 +29,16 @@ pub fn library_of(settings: &Settings, vendor: Vendor) -> &str {
     }
 }
 
+/// The limit of each of so many devices that share the host's memory.
+///
+/// # Errors
+/// Those of [`host::capacity`]. INVALID_ARGUMENT for a limit that there is not so many times; it tells of the system's
+/// limit, if there is one.
+pub fn of_the_host(limit: &Setting<Limit>, devices: NonZeroU32) -> Result<Bytes> {
+    let bytes = limit.resolve(host::capacity()?.get(), devices).map_err(|error| error.with(host::Mappable::now()))?;
+    Ok(Bytes::new(bytes))
+}
+
 /// Checks the settings before the engine starts its threads, against the memory that a device can have at most.
 /// Returns the share of each GPU's memory that the engine has to keep for itself, if it cannot have a pool.
 ///
@@ -36,7 +46,7 @@ pub fn library_of(settings: &Settings, vendor: Vendor) -> &str {
 /// INVALID_ARGUMENT for a limit that no device or machine can have, or a share of it that leaves nothing.
 pub fn check(settings: &Settings, kind: Option<EngineKind>) -> Result<Option<f32>> {
     let Some(vendor) = vendor_of(kind) else {
-        settings.limit.resolve(host::capacity()?.get(), NonZeroU32::MIN)?;
+        of_the_host(&settings.limit, NonZeroU32::MIN)?;
         return Ok(None);
     };
     // Without an answer the engine says why there is no GPU.

@@ -37,7 +37,7 @@ use crate::{
         client::{
             Client, Device,
             join_group::{join, part},
-            limits::{gpu_limit, library_of, taken, vendor_of},
+            limits::{self, gpu_limit, library_of, taken, vendor_of},
         },
         device_memory::{DeviceMemory, GroupPart, SharedPool},
         host_memories::HostMemories,
@@ -299,7 +299,7 @@ fn check_job(
 fn of_the_host(settings: &Settings, devices: usize) -> Result<Vec<Memory>> {
     let Some(count) = NonZeroU32::new(devices as u32) else { return Ok(Vec::new()) };
     let capacity = host::capacity()?;
-    let limit = Bytes::new(settings.limit.resolve(capacity.get(), count)?);
+    let limit = limits::of_the_host(&settings.limit, count)?;
     let make = host_backing(settings);
     let spill = |capacity: Bytes| settings.spill_limit.resolve(capacity.get(), count).map(Bytes::new);
     let tier = match &settings.spill.value {
