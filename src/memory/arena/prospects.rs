@@ -8,7 +8,7 @@
 //!
 //! So what an error of exhausted memory advises was tried before it is said, and what cannot help is not begun.
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::{
     error::Error,
@@ -24,7 +24,7 @@ use crate::{
             costs::Costs,
             layout::{Kind, Layout, Span},
         },
-        history::EventKind,
+        history::{EventKind, block_number},
         oom::OutOfMemory,
         provenance::Request,
         space::node::SpanState,
@@ -126,10 +126,9 @@ impl Arena {
     /// The least limit in whole MiB, at most `most`, under which `needs` would have found room. `device` makes one that
     /// has all memory there could be, with this granularity and so much at most in advance.
     ///
-    /// Where blocks move, `movable` says which of them could: a plan is made from where they lie, with so much more
-    /// behind them. Else all that happened since the start is done again under each limit, because under another one
-    /// blocks lie elsewhere. If the history does not know all of that, the limit is one that leaves blocks where they
-    /// are and has room for `needs` behind them. `None` where none is enough, or it is not the limit that is in the way.
+    /// All that happened since the start is done again under each limit, because under another one blocks lie elsewhere.
+    /// Where blocks move, `movable` says which of them could. If the history does not know all, or some have moved, the
+    /// blocks are supposed to lie where they do, with more room behind them. `None` where none is enough, or it is not the limit that is in the way.
     /// O(log n) times O(n log n) for n blocks, or events.
     pub fn least_limit(
         &self,
@@ -138,33 +137,34 @@ impl Arena {
         device: &dyn Fn(Bytes, Option<Bytes>) -> Box<dyn Backing>,
         (costs, movable): (&Costs, Option<&dyn Fn(BlockId) -> bool>),
     ) -> Option<Bytes> {
-        let past = {
+        let (past, may_move) = {
             let mut state = self.state.lock();
             state.lower_floor();
             // A region that is smaller than the limit is what the device had.
             if state.stats(self.limit).limit < self.limit {
                 return None;
             }
-            Past::of(&state)
+            let numbers = |movable: &dyn Fn(BlockId) -> bool| {
+                let ids = state.table.iter().map(|(id, _)| id).filter(|&id| movable(id));
+                ids.map(block_number).collect::<FxHashSet<u64>>()
+            };
+            (Past::of(&state), movable.map(numbers))
         };
         let behind = self.limit.checked_add(needs.sum()?)?;
-        let behind = behind.checked_add(Bytes::new(behind.get() / SMALL_BLOCKS))?.checked_round_up(UNIT)?.min(most);
+        let behind = behind.checked_add(Bytes::new(behind.get() / SMALL_BLOCKS))?.checked_round_up(UNIT)?;
         let fits = |limit: u64| {
             let limit = Bytes::new(limit * UNIT.get());
             let more = limit.round_down(self.backing.granularity()).saturating_sub(self.limit);
-            movable.is_some_and(|movable| self.state.lock().would_open(needs, more, costs, movable).is_some())
-                || past
-                    .as_ref()
-                    .is_some_and(|past| self.again(limit, device).is_some_and(|arena| past.fits(&arena, needs)))
+            match (&past, movable) {
+                (Some(past), _) => self
+                    .again(limit, device)
+                    .is_some_and(|arena| past.fits(&arena, needs, may_move.as_ref().map(|may_move| (costs, may_move)))),
+                (None, Some(movable)) => self.state.lock().would_open(needs, more, costs, movable).is_some(),
+                (None, None) => limit >= behind,
+            }
         };
-        let (mut below, mut enough) = (self.limit.get() / UNIT.get(), behind.get() / UNIT.get());
-        if enough <= below {
-            return None;
-        }
-        if past.is_none() && movable.is_none() {
-            return (behind < most).then_some(behind);
-        }
-        if !fits(enough) {
+        let (mut below, mut enough) = (self.limit.get() / UNIT.get(), behind.min(most).get() / UNIT.get());
+        if enough <= below || !fits(enough) {
             return None;
         }
         while enough - below > 1 {
@@ -243,7 +243,7 @@ impl State {
         if self.placement.bottom().is_some() {
             widen(layout, more);
         }
-        if !more.is_zero() && self.placement.fits_instead_of(size, self.placement.empty() + more) {
+        if self.placement.fits_instead_of(size, self.placement.empty() + more) {
             return Some(Bytes::ZERO);
         }
         let plan = self.plan_hole(layout, size, more, costs)?;
@@ -294,8 +294,9 @@ impl Past {
         Some(Self(steps))
     }
 
-    /// Whether all of it finds room in an `arena` in which nothing has happened, and then `needs`.
-    fn fits(&self, arena: &Arena, needs: &Needs) -> bool {
+    /// Whether all of it finds room in an `arena` in which nothing has happened, and then `needs`: at once, or by moves
+    /// of those that may.
+    fn fits(&self, arena: &Arena, needs: &Needs, moves: Option<(&Costs, &FxHashSet<u64>)>) -> bool {
         let mut blocks: FxHashMap<u64, BlockId> = FxHashMap::default();
         let keep = |bytes| {
             let kept = arena.begin_scratch(bytes).is_ok() || arena.begin_scratch_anywhere(bytes).is_ok();
@@ -323,9 +324,14 @@ impl Past {
                 }
             }
         }
-        // What is kept for scratch stays while the call's arrays are placed.
-        (arena.begin_scratch(needs.scratch).is_ok() || arena.begin_scratch_anywhere(needs.scratch).is_ok())
-            && needs.arrays.iter().all(|&size| arena.allocate(size).is_ok())
+        if arena.would_fit(needs, &|_| false) {
+            return true;
+        }
+        moves.is_some_and(|(costs, may_move)| {
+            let movable = blocks.iter().filter(|(number, _)| may_move.contains(number)).map(|(_, &id)| id);
+            let movable: FxHashSet<BlockId> = movable.collect();
+            arena.would_open(needs, costs, &|id| movable.contains(&id)).is_some()
+        })
     }
 }
 
