@@ -446,7 +446,7 @@ fn peaks_count_the_scratch_of_a_launch_and_go_down_again() {
     assert_eq!(arena.begin_scratch_anywhere(Bytes::mib(30)), Ok(()));
     let result = take(&arena, Bytes::mib(4));
     assert_eq!(arena.stats().peak_bytes_in_use, Bytes::mib(6), "no program has been launched yet");
-    arena.note_launch(Bytes::mib(30));
+    arena.note_launch(Bytes::mib(30), Execution::default());
     assert_eq!((arena.stats().peak_bytes_in_use, arena.stats().bytes_in_use), (Bytes::mib(36), Bytes::mib(6)));
     let inner = arena.end_scope(inner).expect("it is open");
     assert_eq!((inner.start, inner.peak, inner.scratch), (Bytes::mib(2), Bytes::mib(36), Bytes::mib(30)));
@@ -454,7 +454,7 @@ fn peaks_count_the_scratch_of_a_launch_and_go_down_again() {
 
     // A smaller program is no peak; a block that is alone more than both is one without scratch.
     arena.end_scratch(Bytes::mib(30));
-    arena.note_launch(Bytes::mib(8));
+    arena.note_launch(Bytes::mib(8), Execution::default());
     assert_eq!(arena.free(result.id), Ok(()));
     assert_eq!(arena.stats().peak_bytes_in_use, Bytes::mib(36));
     let large = take(&arena, Bytes::mib(45));
