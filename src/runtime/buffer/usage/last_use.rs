@@ -41,11 +41,6 @@ pub struct LastUse {
 }
 
 impl Undonated {
-    /// Whether its array was used again.
-    pub(super) fn is_used_again(&self) -> bool {
-        self.used_again.load(Relaxed)
-    }
-
     /// Its array was used again, or is used by somebody else.
     pub(super) fn mark_used_again(&self) {
         self.used_again.store(true, Relaxed);
@@ -65,7 +60,8 @@ impl Undonated {
         let dropped = self.dropped.load(Relaxed);
         let left = self.launches.load(Relaxed).checked_sub(dropped)?;
         let is_last = left == u64::from(self.last.load(Relaxed) != 0);
-        (is_last && dropped >= HABIT && self.replaceable.load(Relaxed) && !self.is_used_again()).then_some(dropped)
+        (is_last && dropped >= HABIT && self.replaceable.load(Relaxed) && !self.used_again.load(Relaxed))
+            .then_some(dropped)
     }
 }
 

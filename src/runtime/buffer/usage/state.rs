@@ -208,7 +208,7 @@ impl<T> State<T> {
         self.begin_use(User::Execution);
         if twice || self.is_referenced() || self.address_known {
             argument.mark_used_again();
-        } else if !argument.is_used_again() {
+        } else {
             self.last_use = Some(Box::new(argument.read_by(launch, replaceable)));
         }
     }
