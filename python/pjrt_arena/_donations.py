@@ -63,7 +63,9 @@ def _numbered(numbers: Sequence[int]) -> str:
             runs.append([number])
     # Two are a list: 0 and 1.
     parts = [
-        part for run in runs for part in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else [str(number) for number in run])
+        part
+        for run in runs
+        for part in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else [str(number) for number in run])
     ]
     *before, last = parts
     return f"argument{'s' if len(numbers) > 1 else ''} " + (f"{', '.join(before)} and {last}" if before else last)
