@@ -25,8 +25,8 @@ def no_program_of_another_test():
 
 
 def parameters(count=2):
-    # Not from NumPy, whose memory is used where it lies.
-    return [jnp.full(SHAPE, float(number)) for number in range(count)]
+    # Of a type, or the first launch would be another program; not NumPy's, whose memory is used where it lies.
+    return [jnp.full(SHAPE, number, jnp.float32) for number in range(count)]
 
 
 def make_step(**options):
@@ -110,7 +110,7 @@ USES = {
     "it is copied to another device": lambda array: jax.device_put(array, arena_device(1)),
     "it is copied": lambda array: jnp.array(array, copy=True),
     "it is waited for": lambda array: array.block_until_ready(),
-    "another library gets it": lambda array: np.from_dlpack(array),
+    "another library gets it": np.from_dlpack,
 }
 
 
@@ -201,7 +201,7 @@ def test_two_devices_agree():
     (donation,) = memory.counters().donations
     assert (donation.arguments, donation.bytes, donation.devices) == ((0, 1), 2 * MIB, ("cpu:0", "cpu:1"))
     assert track.donations == (donation,)
-    assert "would save 2.00 MiB on each of 2 devices while" in str(memory.summary())
+    assert "would save 2.00 MiB on each of 2 devices while" in str(memory.summary()).replace("\n ", "")
     before = params
     params, _ = step(params, x)
     # One device's part of one argument.
@@ -238,7 +238,7 @@ PEAKS = """
         moments = [0.9 * m + g for m, g in zip(moments, grads)]
         return [p - 0.01 * m for p, m in zip(params, moments)], moments
 
-    params = [jnp.full((1024, 1024), 0.01) for _ in range(3)]
+    params = [jnp.full((1024, 1024), 0.01, jnp.float32) for _ in range(3)]
     moments = [jnp.zeros((1024, 1024)) for _ in range(3)]
     x, step = jnp.ones((16, 1024)), jax.jit(step, donate_argnums=DONATED)
     with memory.track("training") as track:

@@ -1,10 +1,10 @@
 //! What becomes of an argument that a program could be donated, and is not: is it ever used after the launch?
 //!
 //! ```text
-//!   launch 1 reads a ... a is dropped                          not used again
-//!   launch 2 reads b ... b is read, or an argument once more   used again: from here on nothing is advised
-//!   launch 3 reads c ... c is still there                      neither; and nothing is advised while c outlives launch 4
-//!   launch 4 reads d
+//!   launch 1 reads a ... a is dropped                         not used again
+//!   launch 2 reads b ... b is read, or an argument once more  used again: from here on nothing is advised
+//!   launch 3 reads c ... c is still there                     neither; and nothing is advised as long as c is
+//!   launch 4 reads d                                          there with d
 //! ```
 //!
 //! Each launch that reads such an argument leaves a [`LastUse`] with the buffer; the next use of the buffer takes it
