@@ -370,14 +370,14 @@ impl Loaded {
     /// The arguments that it could be donated, and is not. The `arguments` of a launch on this `device` show the first
     /// time which these are.
     #[inline]
-    pub fn undonated_arguments(
+    pub fn undonated_arguments<'a>(
         &self,
-        arguments: &[Option<BufferRef<'_>>],
+        arguments: impl FnOnce() -> &'a [Option<BufferRef<'a>>],
         device: Option<&Device>,
     ) -> Option<&UndonatedArguments> {
         let undonated = self.undonated.as_deref()?;
         let memory = device?.memory().0;
-        undonated.see(arguments, |buffer| buffer.memory.0 == memory);
+        undonated.see(arguments(), |buffer| buffer.memory.0 == memory);
         Some(undonated)
     }
 

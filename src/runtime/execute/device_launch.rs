@@ -251,7 +251,7 @@ impl<'a> DeviceLaunch<'a> {
         mut nested: Option<&mut NestedRun<'a>>,
     ) -> Outcome<Option<usize>> {
         let mut donated = DonationCursor::new(call.donated());
-        let undonated = call.loaded.undonated_arguments(call.arguments(index), self.device);
+        let undonated = call.loaded.undonated_arguments(|| call.arguments(index), self.device);
         for number in 0..call.args.num_args {
             let buffer = call.argument(index, number)?;
             let copy = self.copies.iter().find(|copy| copy.argument == number);
