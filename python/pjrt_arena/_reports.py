@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 from pjrt_arena import _devices
+from pjrt_arena._donations import Donation, on_all_devices, read_donations
 from pjrt_arena._former import Renamed
 from pjrt_arena._library import ArenaError
 from pjrt_arena._stacks import Frame, read_frames
@@ -31,6 +32,9 @@ _ORIGIN = WIDTH - 44
 
 #: How many callers of the code that made a holder's blocks its text names.
 _CALLERS = 3
+
+#: How many programs a text gives advice for.
+_ADVICE = 3
 
 #: A row of a device's table: its title, bytes for the columns or a count, and a note.
 Row: TypeAlias = tuple[str, tuple[int, ...] | int, str]
@@ -234,17 +238,23 @@ class Summary:
     devices: tuple[DeviceSummary, ...]
     #: How many origins the text names for each device.
     top: int = 10
+    #: Arguments that programs on these devices should be donated, those first that this saves most.
+    donations: tuple[Donation, ...] = ()
 
     def __str__(self) -> str:
         if not self.devices:
             return f"no device: {_devices.not_started()}"
-        return "\n\n".join(device.table(self.top) for device in self.devices)
+        return "\n\n".join([*(device.table(self.top) for device in self.devices), *self._advice()])
+
+    def _advice(self) -> list[str]:
+        return [donation._text("would save", "while it runs") for donation in self.donations[:_ADVICE]]
 
     def _repr_html_(self) -> str:
         """What a notebook shows: tables without scripts, in the notebook's own colours."""
         if not self.devices:
             return page(f"<p>{html.escape(str(self))}</p>")
-        return page(*(device._page(self.top) for device in self.devices))
+        advice = (f"<p>{html.escape(line)}</p>" for line in self._advice())
+        return page(*(device._page(self.top) for device in self.devices), *advice)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -263,6 +273,8 @@ class TrackedDevice(Renamed):
     holders: tuple[Holder, ...]
     #: Why it is not known; None where it is.
     holders_unknown: str | None = None
+    #: Arguments that would have made the peak lower, had they been donated, and by how much.
+    donations: tuple[Donation, ...] = ()
 
     FORMER: ClassVar[Mapping[str, str | Mapping[str, str]]] = {
         "start": "bytes_in_use_before",
@@ -326,6 +338,11 @@ class Track(Renamed):
         """Who held the memory at the peaks, over all devices, the largest first."""
         return sum_of_holders(holder for device in self.devices for holder in device.holders)
 
+    @property
+    def donations(self) -> tuple[Donation, ...]:
+        """Arguments that would have made the peaks lower, had they been donated, over all devices."""
+        return on_all_devices(donation for device in self.devices for donation in device.donations)
+
     def __str__(self) -> str:
         name = self.name or "track"
         if self._devices is None:
@@ -338,20 +355,24 @@ class Track(Renamed):
             rows += [f"  {device.device}: {_course(device)}" for device in busy]
         rows += _holders("held at the peak by", self.holders, top=5)
         rows += [f"  {why}" for why in dict.fromkeys(device.holders_unknown for device in busy) if why]
+        rows += [one._text("would have saved", "at the peak", "  ") for one in self.donations[:_ADVICE]]
         return lines(rows)
 
     def __repr__(self) -> str:
         return f"<{self}>" if self._devices is None else f"Track(name={self.name!r}, devices={self._devices!r})"
 
 
-def summary(told: Iterable[Mapping[str, Any]], counted: Sequence[Mapping[str, Any]], top: int) -> Summary:
-    """The `Summary` in the answer of ``pjrt_arena_summary``; `counted`: ``devices`` of ``pjrt_arena_counters``."""
+def summary(told: Iterable[Mapping[str, Any]], counters: Mapping[str, Any], top: int) -> Summary:
+    """The `Summary` in the answer of ``pjrt_arena_summary``; `counters` is that of ``pjrt_arena_counters``."""
     # Two clients have devices of the same names, in the same order in both answers.
     foreign: dict[str, list[int]] = {}
-    for device in reversed(counted):
+    for device in reversed(counters["devices"]):
         foreign.setdefault(device.get("name", ""), []).append(device["foreign_bytes"])
-    devices = ((one, foreign.get(one["device"])) for one in told)
-    return Summary(tuple(_device(one, left.pop() if left else 0) for one, left in devices), top)
+    found = ((one, foreign.get(one["device"])) for one in told)
+    devices = tuple(_device(one, left.pop() if left else 0) for one, left in found)
+    names = {device.device for device in devices}
+    donations = read_donations(counters.get("donations", ()))
+    return Summary(devices, top, tuple(one for one in donations if not names.isdisjoint(one.devices)))
 
 
 def _device(told: Mapping[str, Any], foreign_bytes: int) -> DeviceSummary:
@@ -403,6 +424,7 @@ def end(track: Track, told: Iterable[Mapping[str, Any]], late: Iterable[DeviceSt
             peak_used_bytes=device["peak_used_bytes"],
             holders=read_holders(device["peak_holders"] or ()),
             holders_unknown=device["peak_holders_unknown"],
+            donations=read_donations(device.get("peak_donations", ())),
         )
         for device in told
     )

@@ -10,6 +10,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from pjrt_arena._donations import Donation, read_donations
+
 #: The library's names of what is called otherwise here.
 _TOLD = {
     "bytes_limit": "limit_bytes",
@@ -190,6 +192,8 @@ class Counters:
     devices: tuple[DeviceStats, ...]
     #: None where the engine takes all of it from malloc.
     scratch: ScratchCounters | None
+    #: Arguments that programs should be donated, the 20 programs first that this saves most.
+    donations: tuple[Donation, ...] = ()
 
 
 def counters(told: Mapping[str, Any]) -> Counters:
@@ -200,6 +204,7 @@ def counters(told: Mapping[str, Any]) -> Counters:
         results=ResultCounters(**known(ResultCounters, told["results"])),
         devices=tuple(_device(device, number) for number, device in enumerate(told["devices"])),
         scratch=scratch and ScratchCounters(**known(ScratchCounters, scratch)),
+        donations=read_donations(told.get("donations", ())),
     )
 
 

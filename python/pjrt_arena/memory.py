@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING
 from pjrt_arena import _convert, _devices, _groups, _library, _reports, _snapshots, _stats
 from pjrt_arena._actions import Compaction, Sleep, Trim, Wake, compact, launches, sleep, trim, wake
 from pjrt_arena._devices import UnknownDeviceError
+from pjrt_arena._donations import Donation
 from pjrt_arena._footprint import Footprint, Footprints, tpu_footprint
 from pjrt_arena._groups import Group, GroupDevice, GroupMember
 from pjrt_arena._library import ArenaError
@@ -64,6 +65,7 @@ __all__ = [
     "DeviceStats",
     "DeviceSummary",
     "Diff",
+    "Donation",
     "Footprint",
     "Footprints",
     "Frame",
@@ -190,8 +192,8 @@ def summary(top: int = 10, *, device: Device | None = None) -> Summary:
         raise ValueError(f"top={top}; it must be 0 or more")
     name = None if device is None else _devices.name_of(device)
     library = _library.load()
-    told, counted = library.summary(), library.counters()["devices"]
-    return _reports.summary((one for one in told if name in (None, one["device"])), counted, top)
+    told, counters = library.summary(), library.counters()
+    return _reports.summary((one for one in told if name in (None, one["device"])), counters, top)
 
 
 def map(width: int = 64, rows: int = 16, *, device: Device | None = None) -> str:

@@ -2,6 +2,7 @@
 //!
 //! Most return text, as `text.rs` says.
 
+mod donations;
 mod engine;
 mod ffi;
 mod groups;
@@ -19,7 +20,7 @@ use std::{
 use serde_json::{Map, Value, json};
 
 use crate::{
-    api::text::text_functions,
+    api::{control::donations::donations, text::text_functions},
     config::{self, ENGINE, Environment, Finding, Found, GPU_SCRATCH, HUGE_PAGES, LIMIT, Settings},
     device::{
         cuda::{self, Vendor},
@@ -72,7 +73,7 @@ text_functions! {
     }
 
     /// What was counted so far over all clients alive, as JSON: programs rewritten and not, results placed, donated,
-    /// missed and skipped, for each device the bytes of the arena and of the engine's own buffers, there and in
+    /// missed and skipped, arguments that programs should be donated, for each device the bytes of the arena and of the engine's own buffers, there and in
     /// `pinned_host`, and the engine's scratch.
     pub fn pjrt_arena_counters() -> String {
         counters(&client::guard_all()).to_string()
@@ -149,6 +150,7 @@ fn counters(clients: &[ClientGuard]) -> Value {
             "skipped": reasons(&tally.results_skipped),
         },
         "devices": devices,
+        "donations": donations(),
         "scratch": scratch::usage().map(|usage| json!({
             "in_use_bytes": usage.in_use.get(),
             "warm_bytes": usage.warm.get(),

@@ -68,6 +68,7 @@ pub use crate::memory::backing::Strategy;
 pub use crate::memory::barrier::MoveBarrier;
 pub use crate::memory::block_table::BlockId;
 pub use crate::memory::oom::CallPart;
+pub use crate::memory::oom::Donation;
 pub use crate::memory::oom::Hint;
 pub use crate::memory::oom::Holder;
 pub use crate::memory::oom::OomDetails;

@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::{
+    api::control::donations,
     fork::{self, PerProcess},
     handlers::python::stacks,
     memory::{
@@ -110,9 +111,12 @@ pub fn forget(number: u64) {
 
 fn described(memory: &DeviceMemory, mut scoped: Scoped) -> Value {
     memory.complete(&mut scoped.blocks);
-    let holders = scoped.after_peak.as_ref().map(|events| {
+    let past = scoped.after_peak.as_ref().map(|events| {
         let mut past = Past::now(&scoped.blocks, &[], Bytes::ZERO);
         events.iter().rev().for_each(|event| past.undo(event));
+        past
+    });
+    let holders = past.as_ref().map(|past| {
         let in_use = past.blocks.values().filter(|block| block.state != BlockState::Retired);
         let scratch = Provenance { origin: OriginKind::Scratch.origin(), ..Provenance::default() };
         let scratch = (!scoped.scratch.is_zero()).then_some((scratch, scoped.scratch));
@@ -125,6 +129,7 @@ fn described(memory: &DeviceMemory, mut scoped: Scoped) -> Value {
         "peak_bytes": scoped.peak.get(),
         "peak_used_bytes": scoped.peak_used.get(),
         "peak_holders": holders,
+        "peak_donations": past.map_or_else(|| json!([]), |past| donations::at_peak(memory, scoped.peak_run, &past)),
         "peak_holders_unknown": scoped.after_peak.is_none().then_some(
             "the history does not go back to the peak; PJRT_ARENA_HISTORY makes it longer"
         ),

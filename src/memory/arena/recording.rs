@@ -40,6 +40,8 @@ pub struct Scoped {
     pub peak_used: Bytes,
     /// That program's scratch.
     pub scratch: Bytes,
+    /// The run that was launched at the peak; 0 if that came otherwise, or before the scope.
+    pub peak_run: u32,
     /// All blocks at its end.
     pub blocks: Vec<BlockInfo>,
     /// The events after the peak, oldest first; `None` where the history does not go back so far, or is off.
@@ -133,7 +135,7 @@ impl Arena {
         let (scopes, after_peak) = (&mut state.scopes, state.history.sequence());
         let id = ScopeId(scopes.next);
         scopes.next += 1;
-        scopes.open.push(Scope { id, start, peak: start, peak_used, scratch: Bytes::ZERO, after_peak });
+        scopes.open.push(Scope { id, start, peak: start, peak_used, scratch: Bytes::ZERO, after_peak, run: 0 });
         scopes.set_mark();
         id
     }
@@ -143,7 +145,7 @@ impl Arena {
         let state = &mut *self.state.lock();
         let at = state.scopes.open.iter().position(|scope| scope.id == id)?;
         state.note_used();
-        let Scope { start, peak, peak_used, scratch, after_peak, .. } = state.scopes.open.swap_remove(at);
+        let Scope { start, peak, peak_used, scratch, after_peak, run, .. } = state.scopes.open.swap_remove(at);
         state.scopes.set_mark();
         Some(Scoped {
             start,
@@ -151,6 +153,7 @@ impl Arena {
             peak,
             peak_used,
             scratch,
+            peak_run: run,
             blocks: state.blocks().collect(),
             after_peak: state.history.since(after_peak),
         })

@@ -1,6 +1,6 @@
 //! Open scopes, and the most in use in each.
 
-use crate::units::Bytes;
+use crate::{memory::provenance::Execution, units::Bytes};
 
 /// Names an open scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +17,8 @@ pub(super) struct Scope {
     pub(super) scratch: Bytes,
     /// The number of the first event after the one that made the peak.
     pub(super) after_peak: u64,
+    /// The run that was launched then; 0 for none.
+    pub(super) run: u32,
 }
 
 /// The open scopes.
@@ -42,9 +44,9 @@ impl Scopes {
     }
 
     #[cold]
-    pub(super) fn raise(&mut self, in_use: Bytes, scratch: Bytes, after: u64) {
+    pub(super) fn raise(&mut self, in_use: Bytes, scratch: Bytes, after: u64, run: Execution) {
         for scope in self.open.iter_mut().filter(|scope| scope.peak < in_use) {
-            (scope.peak, scope.scratch, scope.after_peak) = (in_use, scratch, after);
+            (scope.peak, scope.scratch, scope.after_peak, scope.run) = (in_use, scratch, after, run.step);
         }
         self.set_mark();
     }

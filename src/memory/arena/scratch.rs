@@ -17,6 +17,7 @@ use crate::{
     memory::{
         arena::{compaction::Compaction, core::Arena},
         oom::OutOfMemory,
+        provenance::Execution,
         space::node::SpanState,
     },
     units::Bytes,
@@ -52,10 +53,10 @@ impl Arena {
         low.any(|span| span.state == SpanState::Pinned)
     }
 
-    /// A program that needs `bytes` of scratch is about to run: they count in the peaks, with what is in use now. So a
+    /// A program that needs `bytes` of scratch is about to run, as `run`: they count in the peaks, with what is in use now. So a
     /// peak is what the program needs, whether those before it have ended or not. O(1).
-    pub fn note_launch(&self, bytes: Bytes) {
-        self.state.lock().note_launch(bytes);
+    pub fn note_launch(&self, bytes: Bytes, run: Execution) {
+        self.state.lock().note_launch(bytes, run);
     }
 
     /// A program that [`Self::begin_scratch`] kept `bytes` for is done.

@@ -14,7 +14,7 @@ use crate::{
         block_table::{BlockId, BlockTable, Record},
         compaction::layout::Layout,
         history::{EventKind, History, Note, block_number, pin_reason_code},
-        provenance::{PinReason, Request, Timestamp},
+        provenance::{Execution, PinReason, Request, Timestamp},
         space::{
             index::Space,
             node::{End, NodeId, RegionId, SpanState},
@@ -189,7 +189,7 @@ impl State {
             self.note_allocation(id, placed.held, at, backing);
         }
         if self.scopes.exceeded(self.counters.in_use) {
-            self.scopes.raise(self.counters.in_use, Bytes::ZERO, self.history.sequence());
+            self.scopes.raise(self.counters.in_use, Bytes::ZERO, self.history.sequence(), request.provenance.run);
         }
         id
     }
@@ -319,14 +319,14 @@ impl State {
     }
 
     /// Counts what is in use with the scratch of a program that is about to run.
-    pub(super) fn note_launch(&mut self, scratch: Bytes) {
+    pub(super) fn note_launch(&mut self, scratch: Bytes, run: Execution) {
         let needed = self.counters.in_use + scratch;
         self.counters.peak_in_use = self.counters.peak_in_use.max(needed);
         let used = self.counters.used() + scratch;
         self.counters.peak_used = self.counters.peak_used.max(used);
         self.scopes.note_used(used);
         if self.scopes.exceeded(needed) {
-            self.scopes.raise(needed, scratch, self.history.sequence());
+            self.scopes.raise(needed, scratch, self.history.sequence(), run);
         }
     }
 

@@ -446,20 +446,20 @@ fn peaks_count_the_scratch_of_a_launch_and_go_down_again() {
     assert_eq!(arena.begin_scratch_anywhere(Bytes::mib(30)), Ok(()));
     let result = take(&arena, Bytes::mib(4));
     assert_eq!(arena.stats().peak_bytes_in_use, Bytes::mib(6), "no program has been launched yet");
-    arena.note_launch(Bytes::mib(30));
+    arena.note_launch(Bytes::mib(30), Execution { step: 7, ..Execution::default() });
     assert_eq!((arena.stats().peak_bytes_in_use, arena.stats().bytes_in_use), (Bytes::mib(36), Bytes::mib(6)));
     let inner = arena.end_scope(inner).expect("it is open");
     assert_eq!((inner.start, inner.peak, inner.scratch), (Bytes::mib(2), Bytes::mib(36), Bytes::mib(30)));
-    assert_eq!((inner.end, inner.after_peak), (Bytes::mib(6), Some(vec![])));
+    assert_eq!((inner.end, inner.after_peak, inner.peak_run), (Bytes::mib(6), Some(vec![]), 7));
 
     // A smaller program is no peak; a block that is alone more than both is one without scratch.
     arena.end_scratch(Bytes::mib(30));
-    arena.note_launch(Bytes::mib(8));
+    arena.note_launch(Bytes::mib(8), Execution::default());
     assert_eq!(arena.free(result.id), Ok(()));
     assert_eq!(arena.stats().peak_bytes_in_use, Bytes::mib(36));
     let large = take(&arena, Bytes::mib(45));
     let outer = arena.end_scope(outer).expect("it is open");
-    assert_eq!((outer.peak, outer.scratch), (Bytes::mib(47), Bytes::ZERO));
+    assert_eq!((outer.peak, outer.scratch, outer.peak_run), (Bytes::mib(47), Bytes::ZERO, 0), "no program made it");
     assert_eq!(arena.free(large.id), Ok(()));
 
     // What a program under way needs stays; the rest goes with the peaks.

@@ -211,10 +211,10 @@ fn scopes_overlap_and_each_knows_its_own_peak() {
         scoped.after_peak.iter().flatten().rev().for_each(|event| past.undo(event));
         let mut held: Vec<_> = past.blocks.values().map(|b| (b.provenance.origin.row(), b.bytes.get() >> 20)).collect();
         held.sort();
-        (scoped.start.get() >> 20, scoped.end.get() >> 20, scoped.peak.get() >> 20, scoped.after_peak.is_some(), held)
+        (scoped.start.get() >> 20, scoped.end.get() >> 20, scoped.peak.get() >> 20, scoped.peak_run, held)
     };
-    assert_eq!(by_origin(outer), (1, 0, 10, true, vec![(0, 1), (1, 9)]));
-    assert_eq!(by_origin(inner), (1, 0, 5, true, vec![(0, 1), (2, 4)]));
+    assert_eq!(by_origin(outer), (1, 0, 10, 2, vec![(0, 1), (1, 9)]));
+    assert_eq!(by_origin(inner), (1, 0, 5, 3, vec![(0, 1), (2, 4)]));
     assert!(arena.end_scope(inner).is_none());
 }
 

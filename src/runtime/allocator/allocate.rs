@@ -116,7 +116,7 @@ pub fn allocate_or_explain(
     let size = footprint(allocator, shape);
     allocate(allocator, memory, (shape, provenance), WaitPolicy::Waits, &|| CallNeeds::of(size)).map_err(|shortage| {
         let needed = Needed { memory: Arc::clone(memory), needs: Needs::of(size) };
-        oom::exhausted(allocator, memory, shortage, &[needed])
+        oom::exhausted(allocator, memory, shortage, &[needed], None)
     })
 }
 

@@ -17,7 +17,7 @@ use crate::{
     device::host,
     error::Error,
     memory::{
-        CallPart, Exhaustion, Hint, Holder, Needs, OomDetails, OutOfMemory,
+        CallPart, Donation, Exhaustion, Hint, Holder, Needs, OomDetails, OutOfMemory,
         history::{holdings, in_use},
     },
     runtime::{
@@ -78,10 +78,24 @@ pub struct Needed {
     pub needs: Needs,
 }
 
-/// The error for what found no room, in a call that has given back what it had and needs all that is `needed`.
-/// Remembers it, and writes the report, unless a signal ended the wait.
+/// What the call would need if arguments were donated.
+pub struct WithDonation {
+    /// The arguments.
+    pub donation: Donation,
+    /// What it would need then.
+    pub needed: Vec<Needed>,
+}
+
+/// The error for what found no room, in a call that has given back what it had and needs all that is `needed`, or less
+/// `with_donation`. Remembers it, and writes the report, unless a signal ended the wait.
 #[cold]
-pub fn exhausted(allocator: &Allocator, memory: &DeviceMemory, shortage: NoRoom, needed: &[Needed]) -> Error {
+pub fn exhausted(
+    allocator: &Allocator,
+    memory: &DeviceMemory,
+    shortage: NoRoom,
+    needed: &[Needed],
+    with_donation: Option<WithDonation>,
+) -> Error {
     let NoRoom { found: Exhaustion { mut numbers, mut blocks }, provenance, call, end } = shortage;
     if let SearchEnd::Interrupted(after) = end {
         return cancelled(after, &numbers.to_string());
@@ -108,7 +122,7 @@ pub fn exhausted(allocator: &Allocator, memory: &DeviceMemory, shortage: NoRoom,
         others: rest.iter().map(|sum| sum.blocks).sum(),
         other_bytes: rest.iter().map(|sum| sum.bytes).sum(),
         share: share(memory),
-        hint: hint(allocator, memory, &numbers, needed),
+        hint: hint(allocator, memory, &numbers, needed, with_donation),
     };
     numbers.story = Some(Box::new(details));
     let (code, mut text) = (numbers.code(), numbers.to_string());
@@ -127,13 +141,25 @@ pub fn exhausted(allocator: &Allocator, memory: &DeviceMemory, shortage: NoRoom,
 }
 
 /// What would have made room for all that is `needed`, of which this `memory` had no room for some.
-fn hint(allocator: &Allocator, memory: &DeviceMemory, numbers: &OutOfMemory, needed: &[Needed]) -> Option<Hint> {
+fn hint(
+    allocator: &Allocator,
+    memory: &DeviceMemory,
+    numbers: &OutOfMemory,
+    needed: &[Needed],
+    with_donation: Option<WithDonation>,
+) -> Option<Hint> {
     allocator.drain();
     let fits = |one: &Needed| one.memory.would_fit(&one.needs, &|_| false);
     // The device may refuse again what the limit allows.
     if numbers.refusal.is_none() && needed.iter().all(fits) {
         let pending: Bytes = needed.iter().map(|one| one.memory.pending()).sum();
         return (!pending.is_zero()).then_some(Hint::Wait { pending });
+    }
+    if numbers.refusal.is_none()
+        && let Some(WithDonation { donation, needed }) = with_donation
+        && needed.iter().all(fits)
+    {
+        return Some(Hint::Donate(donation));
     }
     let would_open = |one: &Needed| compaction::would_open(&one.memory, &one.needs);
     if allocator.compaction == Compact::Off

@@ -8,6 +8,7 @@
 //!  reading.rs        bytes that are read without the engine's knowledge
 //!  usage.rs          what uses, references, frees and moves the bytes; its lock
 //!                    usage/state.rs: what is known, and how each event changes it
+//!                    usage/last_use.rs: whether what a program could be donated is used after it
 //!  body.rs           the engine's handle and the memory behind it
 //!  storage.rs        where the bytes are
 //!  layout.rs         how the array is laid out

@@ -21,13 +21,13 @@ use parking_lot::MutexGuard;
 use crate::{
     engine::{EngineBuffer, EngineError, EngineEvent, Live, Outcome, Raw, Session, views},
     error::{Error, Result},
-    memory::Provenance,
+    memory::{Execution, Provenance},
     runtime::{
         buffer::{
             body::Body,
             number::ArrayNumber,
             storage::{Access, Foreign, Storage},
-            usage::{Definition, Life, State, Usage, User},
+            usage::{Definition, Life, State, Undonated, Usage, User},
         },
         device_memory::{Allocation, Resident},
         shape::Shape,
@@ -264,9 +264,37 @@ impl Buffer {
     /// # Errors
     /// As [`Buffer::begin_use`].
     pub fn begin_use_and_tell(&self, user: User) -> Result<(*mut sys::PJRT_Buffer, bool)> {
+        self.begin_use_by(user, |state| state.begin_use(user))
+    }
+
+    /// As [`Buffer::begin_use_and_tell`], for a launch that could have been donated the buffer, as `argument`.
+    ///
+    /// # Errors
+    /// As [`Buffer::begin_use`].
+    pub fn begin_undonated_use(
+        &self,
+        argument: &Arc<Undonated>,
+        launch: Execution,
+    ) -> Result<(*mut sys::PJRT_Buffer, bool)> {
+        self.begin_use_by(User::Execution, |state| {
+            let replaceable = self.is_replaceable(state);
+            state.begin_undonated_use(argument, launch.step, replaceable);
+        })
+    }
+
+    /// Whether the result of a program that is donated the buffer takes its place: it lies in a block, and no outsider
+    /// looks at it.
+    pub fn is_replaceable(&self, state: &State<Body>) -> bool {
+        self.access == Access::Full
+            && state.allocation().is_some()
+            && !(state.is_referenced() || state.is_address_known())
+    }
+
+    #[inline]
+    fn begin_use_by(&self, user: User, begin: impl FnOnce(&mut State<Body>)) -> Result<(*mut sys::PJRT_Buffer, bool)> {
         let mut state = self.state();
         let handle = self.live_handle(&state)?;
-        state.begin_use(user);
+        begin(&mut state);
         let good = state.is_good();
         if state.storage.is_spilled() {
             drop(state);

@@ -11,6 +11,7 @@
 //!   not defined            it is not known whether the bytes are good: likewise
 //!   may fail               a program that may fail has yet to write the bytes
 //!   unsure reader          a program that may fail reads them: see below
+//!   last use               the last launch that read the bytes, and could have been donated them: see `last_use.rs`
 //!   moving                 a compaction moves the bytes; every other thread waits, as long as one compaction takes
 //!   pending_donations > 0  so many launches under way are donated the bytes, and may write to them at once: no copy
 //!                          begins
@@ -35,6 +36,8 @@
 //! the engine, which orders it after the programs that it has launched.
 
 // Said here because the models of loom compile this file from elsewhere.
+#[path = "usage/last_use.rs"]
+mod last_use;
 #[path = "usage/state.rs"]
 mod state;
 
@@ -43,6 +46,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+pub use last_use::{Undonated, always_dropped};
 pub use state::{Definition, Life, Reader, State, Trust, User};
 
 use crate::{

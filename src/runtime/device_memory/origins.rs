@@ -189,6 +189,14 @@ impl Origins {
         id
     }
 
+    /// The same row without a Python stack, of a program's result.
+    pub fn plain(&self, id: OriginId) -> OriginId {
+        let rows = self.rows.read();
+        let row = rows.list.get(id.row() as usize).filter(|row| row.made_by.is_some());
+        let key = row.and_then(|row| Some((Arc::clone(&row.program), row.result?, Arc::clone(&row.shape))));
+        key.and_then(|key| rows.results.get(&key).copied()).unwrap_or(id)
+    }
+
     /// The Python stack of a row.
     pub fn stack(&self, id: OriginId) -> StackId {
         self.rows.read().list.get(id.row() as usize).map_or(StackId::NONE, Origin::stack)

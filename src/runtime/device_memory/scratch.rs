@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{runtime::device_memory::memory::DeviceMemory, units::Bytes};
+use crate::{memory::Execution, runtime::device_memory::memory::DeviceMemory, units::Bytes};
 
 /// The lowest part of a device's memory, reserved for one execution of a program.
 pub struct ScratchReservation {
@@ -17,8 +17,8 @@ impl ScratchReservation {
     }
 
     /// The program is about to run: see [`crate::memory::Arena::note_launch`].
-    pub fn note_launch(&self) {
-        self.memory.note_launch(self.bytes);
+    pub fn note_launch(&self, run: Execution) {
+        self.memory.note_launch(self.bytes, run);
     }
 }
 

@@ -15,15 +15,17 @@ use serde::{Deserialize, Serialize};
 use crate::{
     config::Compact,
     engine::{Live, Outcome, Raw, views::ViewKind},
-    memory::{OriginId, Strategy},
+    memory::{Donation, OriginId, Strategy},
     program::HostMemory,
     runtime::{
-        allocator::pinned_host::KIND,
-        buffer::CacheSlot,
+        allocator::{allocate::footprint, pinned_host::KIND},
+        buffer::{BufferRef, CacheSlot},
         client::{Client, Device},
         counters::{Executions, Miss, Tally},
         device_memory::origins::ORIGINS,
-        executable::{bound::OutputKinds, cost::Cost, output_cache::OutputCache, queries},
+        executable::{
+            bound::OutputKinds, cost::Cost, output_cache::OutputCache, queries, undonated::UndonatedArguments,
+        },
         nested::NestedExecutables,
         shape::Shape,
     },
@@ -331,6 +333,8 @@ pub struct Loaded {
     pub nested_executables: NestedExecutables,
     /// For each device a hash of the addresses of the last execution's arrays; zero before the first.
     addresses: Vec<AtomicU64>,
+    /// Arguments that it could be donated, and is not; `None` if there are none, as in most programs.
+    undonated: Option<Box<UndonatedArguments>>,
 }
 
 impl Loaded {
@@ -350,7 +354,57 @@ impl Loaded {
             }
         }
         let addresses = devices.iter().map(|_| AtomicU64::new(0)).collect();
-        Self { client, program, devices, caches, nested_executables: NestedExecutables::default(), addresses }
+        let undonated = match &program.plan.donations {
+            Donations::Only(donated) => {
+                // Other results lie in donated arguments already, or where the engine puts them.
+                let placed = program.plan.destinations.iter().filter(|&&result| !program.is_pinned(result));
+                let placed = placed.map(|&result| (result, &program.results[result]));
+                UndonatedArguments::new(devices.len(), donated, placed).map(Box::new)
+            }
+            Donations::Unknown => None,
+        };
+        let nested_executables = NestedExecutables::default();
+        Self { client, program, devices, caches, nested_executables, addresses, undonated }
+    }
+
+    /// The arguments that it could be donated, and is not. The `arguments` of a launch on this `device` show the first
+    /// time which these are.
+    #[inline]
+    pub fn undonated_arguments<'a>(
+        &self,
+        arguments: impl FnOnce() -> &'a [Option<BufferRef<'a>>],
+        device: Option<&Device>,
+    ) -> Option<&UndonatedArguments> {
+        let undonated = self.undonated.as_deref()?;
+        let memory = device?.memory().0;
+        undonated.see(arguments(), |buffer| buffer.memory.0 == memory);
+        Some(undonated)
+    }
+
+    /// What donating arguments would save while the program runs, if there are some that were never used after a
+    /// launch. O(arguments x results).
+    pub fn donation(&self) -> Option<Donation> {
+        self.donation_for(|_| true, |_| true)
+    }
+
+    /// The same at this instant, of a launch with these arguments for which there is no room.
+    pub fn donation_now(&self, arguments: &[Option<BufferRef<'_>>]) -> Option<Donation> {
+        let is_replaceable = |number: usize| {
+            let buffer = arguments.get(number).copied().flatten();
+            buffer.is_some_and(|buffer| buffer.is_replaceable(&buffer.state()))
+        };
+        self.donation_for(is_replaceable, |_| true)
+    }
+
+    /// As [`Self::donation`], of arguments that `is_one` and results that are `wanted`.
+    pub fn donation_for(&self, is_one: impl Fn(usize) -> bool, wanted: impl Fn(usize) -> bool) -> Option<Donation> {
+        let advised = self.undonated.as_ref()?.advised(is_one, wanted)?;
+        Some(Donation {
+            program: self.program.name.clone(),
+            bytes: advised.arguments.iter().map(|(_, shape)| footprint(&self.client.allocator, shape)).sum(),
+            arguments: advised.arguments.iter().map(|&(number, _)| number).collect(),
+            launches: advised.launches,
+        })
     }
 
     /// Notes the addresses of an execution's arguments and destinations. A GPU's engine records a program's kernels

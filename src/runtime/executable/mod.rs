@@ -11,6 +11,7 @@
 //!  bound.rs         results that a program binds to a memory of the host
 //!  description.rs   the optimised program
 //!  cost.rs          what a program costs
+//!  undonated.rs     arguments that a program could be donated, and is not
 //! ```
 
 pub mod bound;
@@ -23,3 +24,4 @@ pub mod output_cache;
 pub mod queries;
 pub mod registry;
 pub mod serialized;
+pub mod undonated;

@@ -21,11 +21,12 @@ use std::sync::Arc;
 use crate::{
     engine::{EngineBuffer, Live},
     error::Result,
+    memory::Execution,
     runtime::{
         buffer::{
             Buffer, BufferRef,
             storage::{Access, Storage},
-            usage::User,
+            usage::{Undonated, User},
         },
         device_memory::Allocation,
     },
@@ -64,6 +65,15 @@ impl<'a> Argument<'a> {
     /// INVALID_ARGUMENT if it was deleted or donated.
     pub fn read(buffer: BufferRef<'a>) -> Result<Self> {
         let (handle, is_good) = buffer.begin_use_and_tell(User::Execution)?;
+        Ok(Self { buffer, handle, is_good, hold: Hold::Read })
+    }
+
+    /// As [`Self::read`], of an `undonated` argument, by this launch.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT if it was deleted or donated.
+    pub fn read_undonated(buffer: BufferRef<'a>, undonated: &Arc<Undonated>, launch: Execution) -> Result<Self> {
+        let (handle, is_good) = buffer.begin_undonated_use(undonated, launch)?;
         Ok(Self { buffer, handle, is_good, hold: Hold::Read })
     }
 

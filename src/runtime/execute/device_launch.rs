@@ -253,6 +253,7 @@ impl<'a> DeviceLaunch<'a> {
         mut nested: Option<&mut NestedRun<'a>>,
     ) -> Outcome<Option<usize>> {
         let mut donated = DonationCursor::new(call.donated());
+        let undonated = call.loaded.undonated_arguments(|| call.arguments(index), self.device);
         for number in 0..call.args.num_args {
             let buffer = call.argument(index, number)?;
             let copy = self.copies.iter().find(|copy| copy.argument == number);
@@ -279,7 +280,10 @@ impl<'a> DeviceLaunch<'a> {
                     None if !call.comes_once(index, number) => Argument::read(buffer)?,
                     None => return Ok(Some(number)),
                 },
-                (None, None) => Argument::read(buffer)?,
+                (None, None) => match undonated.and_then(|all| all.of(number, self.device_index)) {
+                    Some(undonated) => Argument::read_undonated(buffer, undonated, self.run)?,
+                    None => Argument::read(buffer)?,
+                },
             };
             self.arguments.push(argument);
         }

@@ -134,7 +134,7 @@ pub fn copy_borrowed(
         Unplaced::Failed(failure) => failure,
         Unplaced::NoRoom(memory, shortage) => {
             let needed = [Needed { memory: Arc::clone(&memory), needs: Needs::of(size) }];
-            exhausted(&loaded.client.allocator, &memory, shortage, &needed).into()
+            exhausted(&loaded.client.allocator, &memory, shortage, &needed, None).into()
         }
     };
     Ok(copied.map_err(explained)?.ok_or_else(borrowed)?)

@@ -176,7 +176,7 @@ impl<'a> Launch<'a> {
             first = holding;
             donation_copy::prepare(&self.call, index, launch.device, (launch.run, holding), &mut launch.copies)?;
             if let Some(scratch) = &launch.scratch {
-                scratch.note_launch();
+                scratch.note_launch(launch.run);
             }
         }
         Ok(())

@@ -6,11 +6,11 @@ use rustc_hash::FxHashSet;
 
 use crate::{
     engine::Failure,
-    memory::Needs,
+    memory::{Needs, Strategy},
     runtime::{
         allocator::{
             allocate::footprint,
-            oom::{Needed, exhausted},
+            oom::{Needed, WithDonation, exhausted},
             prospects::CallNeeds,
         },
         buffer::BufferRef,
@@ -102,9 +102,31 @@ pub fn explain<'a>(call: &Call<'a>, devices: &mut [DeviceLaunch<'a>], unplaced: 
         }
     }
     let is_scratch = shortage.found.numbers.is_scratch;
-    let error = exhausted(&call.loaded.client.allocator, &full, shortage, &needed);
+    let donating = with_donation(call, devices, &needed);
+    let error = exhausted(&call.loaded.client.allocator, &full, shortage, &needed, donating);
     match is_scratch {
         true => error.context(&format!("Error loading program '{}'", call.loaded.program.name)).into(),
         false => error.into(),
     }
+}
+
+/// What is needed less where arguments are donated that should be. Nothing where scratch counts: a program that is
+/// donated an array may need more of that.
+fn with_donation(call: &Call<'_>, devices: &[DeviceLaunch<'_>], needed: &[Needed]) -> Option<WithDonation> {
+    let mut advised = None;
+    let mut reduced: Vec<Needed> =
+        needed.iter().map(|one| Needed { memory: Arc::clone(&one.memory), needs: one.needs.clone() }).collect();
+    for (index, launch) in devices.iter().enumerate() {
+        let arena = launch.device.and_then(|device| device.arena.as_ref());
+        let Some(arena) = arena.filter(|arena| arena.strategy() != Strategy::Tpu) else { continue };
+        let Some(donation) = call.loaded.donation_now(call.arguments(index)) else { continue };
+        let Some(one) = reduced.iter_mut().find(|one| Arc::ptr_eq(&one.memory, arena)) else { continue };
+        for &number in &donation.arguments {
+            let size = footprint(&call.loaded.client.allocator, &call.argument(index, number).ok()?.shape);
+            let at = one.needs.arrays.iter().position(|&array| array == size)?;
+            one.needs.arrays.remove(at);
+        }
+        advised.get_or_insert(donation);
+    }
+    advised.map(|donation| WithDonation { donation, needed: reduced })
 }

@@ -1,7 +1,11 @@
 //! What is known about the bytes of a buffer, and how each event changes it. See [`super`] for the words.
 
-use std::ops::{Deref, DerefMut};
+use std::{
+    ops::{Deref, DerefMut},
+    sync::Arc,
+};
 
+use super::last_use::{LastUse, Undonated};
 use crate::memory::{Execution, MoveBarrier};
 
 /// What became of a buffer.
@@ -82,6 +86,9 @@ pub struct State<T> {
     /// Which programs may be donated the bytes, as far as their readers go.
     readers: Trust,
     pub(super) moving: bool,
+    /// Of the last launch, where that could have been donated the bytes, and nothing has used them since. In a box,
+    /// which most buffers never need.
+    last_use: Option<Box<LastUse>>,
     pub(super) body: T,
 }
 
@@ -116,6 +123,7 @@ impl<T> State<T> {
             may_fail: true,
             readers: Trust::Any,
             moving: false,
+            last_use: None,
             body,
         }
     }
@@ -130,6 +138,9 @@ impl<T> State<T> {
         let was_live = self.life == Life::Live;
         if was_live {
             self.life = life;
+            if self.last_use.is_some() {
+                self.end_last_use();
+            }
         }
         was_live
     }
@@ -183,6 +194,38 @@ impl<T> State<T> {
         self.users += 1;
         if user == User::Execution {
             self.executions += 1;
+        }
+        if self.last_use.is_some() {
+            self.use_again();
+        }
+    }
+
+    /// Begins a use of the bytes by a launch that could have been donated them, as `argument`. `replaceable` says
+    /// whether a result could have taken their place.
+    pub fn begin_undonated_use(&mut self, argument: &Arc<Undonated>, launch: u32, replaceable: bool) {
+        // The same array as two arguments can be donated as neither.
+        let twice = self.last_use.as_ref().is_some_and(|last| last.is_of(launch));
+        self.begin_use(User::Execution);
+        if twice || self.is_referenced() || self.address_known {
+            argument.mark_used_again();
+        } else {
+            self.last_use = Some(Box::new(argument.read_by(launch, replaceable)));
+        }
+    }
+
+    /// The bytes are used after the last launch that could have been donated them.
+    #[cold]
+    fn use_again(&mut self) {
+        if let Some(last) = self.last_use.take() {
+            last.used_again();
+        }
+    }
+
+    /// The bytes end without another use.
+    #[cold]
+    fn end_last_use(&mut self) {
+        if let Some(last) = self.last_use.take() {
+            last.ended();
         }
     }
 
