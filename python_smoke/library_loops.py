@@ -55,8 +55,8 @@ def flax(bytes_: int) -> Loop:
     return jnp.zeros(()), run, 40
 
 
-def optax(bytes_: int) -> Loop:
-    """Adam on a perceptron, as optax's page on it; the losses are kept."""
+def optax(bytes_: int, donate: tuple[int, ...] = ()) -> Loop:
+    """Adam on a perceptron, as optax's page on it; the losses are kept. The page donates nothing."""
     import optax
 
     parameters, batch = perceptron(bytes_, 4)
@@ -70,7 +70,7 @@ def optax(bytes_: int) -> Loop:
         updates, state = solver.update(slopes, state, parameters)
         return optax.apply_updates(parameters, updates), state, value
 
-    jitted = jax.jit(step)
+    jitted = jax.jit(step, donate_argnums=donate)
 
     def run(state: Any, _: int) -> Any:
         *state, value = jitted(*state)

@@ -25,7 +25,7 @@ from jax_fuzz.hint_text import Known
 from jax_fuzz.programs import is_exhausted
 
 #: Where arrays come from. What is in them does not matter.
-HOST = np.zeros(400 << 20, np.uint8)
+HOST = np.zeros(1 << 30, np.uint8)
 
 #: Seconds after which what should be at once is given up.
 LONGEST = 30.0

@@ -14,7 +14,7 @@ KINDS = {
     "limit": r"PJRT_ARENA_LIMIT=(\d+)MiB would have been enough",
     "compact": r"PJRT_ARENA_COMPACT=on would have made room",
     "wait": r"come back when programs under way end; wait for them",
-    "donate": r"donating argument.* of jit_(\w+) \(donate_argnums=(\([\d, ]*\)|\d+)\) would have saved",
+    "donate": r"donating arguments? ([\d ,andto]+) of jit_(\w+) \(donate_argnums\) would have saved",
 }
 
 

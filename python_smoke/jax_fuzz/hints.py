@@ -144,11 +144,20 @@ def _said(program: Program, failed: tuple[int, str]) -> str:
 
 def _limit(program: Program, at: Exhausted) -> Iterator[tuple[str, str]]:
     enough = int(at.told.in_hint())
-    if failed := rerun(program, at, limit=f"{enough}MiB"):
+    failed = rerun(program, at, limit=f"{enough}MiB")
+    if failed and not _is_next_call(program, at, failed):
         yield "limit", f"PJRT_ARENA_LIMIT={enough}MiB is not enough: {_said(program, failed)}"
     less, present = int(enough * 0.99) - 1, int(program.settings["limit"].removesuffix("MiB"))
     if less > present and not rerun(program, at, limit=f"{less}MiB"):
         yield "limit too high", f"PJRT_ARENA_LIMIT={less}MiB is enough, less than the {enough}MiB of the hint"
+
+
+def _is_next_call(program: Program, at: Exhausted, failed: tuple[int, str]) -> bool:
+    """Whether the call that failed was no part of what failed first: an array on two devices is put by two calls."""
+    number, text = failed
+    operation = program.operations[number]
+    on_both = isinstance(operation, hint_programs.Put) and operation.where == hint_programs.BOTH
+    return number == at.index and on_both and hint_text.read(text).device != at.told.device
 
 
 def _compact(program: Program, at: Exhausted) -> Iterator[tuple[str, str]]:
@@ -157,12 +166,15 @@ def _compact(program: Program, at: Exhausted) -> Iterator[tuple[str, str]]:
 
 
 def _donate(program: Program, at: Exhausted) -> Iterator[tuple[str, str]]:
-    name, numbers = at.told.in_hint(1), re.findall(r"\d+", at.told.in_hint(2))
+    told, name = at.told.in_hint(1), at.told.in_hint(2)
     if not re.fullmatch(r"f\d+", name):
         yield "donate", f"jit_{name} is no program with arguments that could be donated"
         return
-    if failed := rerun(program, at, {int(name[1:]): tuple(map(int, numbers))}):
-        yield "donate", f"to donate {numbers} of {name} makes no room: {_said(program, failed)}"
+    numbers = set(program.functions[int(name[1:])].donated)
+    for first, last in re.findall(r"(\d+)(?: to (\d+))?", told):
+        numbers |= set(range(int(first), int(last or first) + 1))
+    if failed := rerun(program, at, {int(name[1:]): tuple(sorted(numbers))}):
+        yield "donate", f"to donate {told} of {name} makes no room: {_said(program, failed)}"
 
 
 FOLLOW = {"limit": _limit, "compact": _compact, "donate": _donate}

@@ -11,7 +11,7 @@ use rustc_hash::FxHashSet;
 use crate::{
     memory::{BlockId, MoveBarrier, Needs},
     runtime::{
-        allocator::core::Allocator,
+        allocator::{core::Allocator, spill::candidates::Candidates},
         device_memory::{DeviceMemory, Resident, Tier},
     },
     units::Bytes,
@@ -62,7 +62,7 @@ pub fn can_be_had(allocator: &Allocator, memory: &DeviceMemory, mut call: CallNe
 fn can_be_had_here(allocator: &Allocator, memory: &DeviceMemory, call: CallNeeds) -> bool {
     let compacts = allocator.compacts();
     if let Some(tier) = &memory.tier {
-        return can_be_spilled_for(memory, tier, call);
+        return can_be_spilled_for(memory, tier, call, compacts);
     }
     // Nothing else is done than to wait for retired blocks, which the arena knows to help.
     if !compacts && memory.group.is_none() {
@@ -78,20 +78,47 @@ fn can_be_had_here(allocator: &Allocator, memory: &DeviceMemory, call: CallNeeds
 }
 
 /// As [`can_be_had`], where all arrays may go to the tier but those that outsiders keep.
-fn can_be_spilled_for(memory: &DeviceMemory, tier: &Tier, call: CallNeeds) -> bool {
+fn can_be_spilled_for(memory: &DeviceMemory, tier: &Tier, call: CallNeeds, compacts: bool) -> bool {
     let (limit, present) = (memory.stats().limit, call.present.iter().copied().sum());
-    let (mut kept, mut others) = (Bytes::ZERO, Bytes::ZERO);
+    let (mut kept, mut others, mut are_in_use) = (Bytes::ZERO, Bytes::ZERO, false);
     for resident in memory.residents.all() {
         let Some(occupied) = resident.occupied() else { continue };
-        *(if is_kept(&*resident) { &mut kept } else { &mut others }) += occupied.size;
+        let is_kept = is_kept(&*resident);
+        are_in_use |= !is_kept && !resident.may_spill();
+        *(if is_kept { &mut kept } else { &mut others }) += occupied.size;
     }
-    let waiting: Bytes = call.waiting.iter().copied().sum();
-    let needs = call.with_arguments();
-    let Some(left) = needs.sum().and_then(|sum| limit.saturating_sub(kept).checked_sub(sum)) else { return false };
     let tier_stats = tier.memory.stats();
     let room = tier_stats.free_bytes + tier_stats.limit.saturating_sub(tier_stats.pool_bytes) + tier.copies();
+    let waiting: Bytes = call.waiting.iter().copied().sum();
+    // Nothing moves, and nothing changes while the tier fills: it is known which arrays go, and what they leave.
+    if !compacts && !are_in_use && call.waiting.is_empty() && call.had.is_zero() {
+        let goes = going(memory, tier, room);
+        if !memory.would_fit(&call.needs, &|block| goes.contains(&block)) {
+            return false;
+        }
+    }
+    let needs = call.with_arguments();
+    let Some(left) = needs.sum().and_then(|sum| limit.saturating_sub(kept).checked_sub(sum)) else { return false };
     let must_go = others.saturating_sub(present).saturating_sub(left);
     must_go <= room + waiting && fits_beside_kept(memory, needs)
+}
+
+/// The blocks of the arrays that go until a tier with so much `room` is full, in the order in which they go.
+fn going(memory: &DeviceMemory, tier: &Tier, mut room: Bytes) -> FxHashSet<BlockId> {
+    let mut candidates = Candidates::of(memory, tier, |_| true);
+    let mut goes = FxHashSet::default();
+    let mut refused = Bytes::MAX;
+    while let Some(candidate) = candidates.pop_if(|candidate| candidate.has_copy || candidate.size < refused) {
+        let takes = if candidate.has_copy { Bytes::ZERO } else { candidate.size };
+        match room.checked_sub(takes) {
+            Some(left) => {
+                room = left;
+                goes.extend(candidate.resident.occupied().map(|occupied| occupied.block));
+            }
+            None => refused = takes,
+        }
+    }
+    goes
 }
 
 /// Whether `needs` would fit if nothing were there but what outsiders keep: in this order, or the largest first.

@@ -38,7 +38,7 @@ use crate::{
     units::Bytes,
 };
 
-mod candidates;
+pub mod candidates;
 #[cfg(test)]
 mod tests;
 mod tier_room;

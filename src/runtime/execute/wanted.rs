@@ -29,7 +29,7 @@ use crate::{
         allocator::{
             allocate::{allocate, make_room_for_all},
             core::Allocator,
-            prospects::CallNeeds,
+            prospects::{CallNeeds, can_be_had},
             reclaim::WaitPolicy,
             spill,
         },
@@ -112,6 +112,10 @@ impl<'a> Wanted<'a> {
         // Each once.
         let mut seen = FxHashSet::default();
         waiting.retain(|buffer| seen.insert(ptr::from_ref(&***buffer)));
+        // A launch that cannot have all it needs fails, or has room at once and reads them where they are.
+        if waiting.iter().any(|buffer| buffer.waits().is_some()) && !can_be_had(self.allocator, memory, call()) {
+            return Ok(());
+        }
         let shapes = waiting.iter().filter(|buffer| buffer.waits().is_some()).map(|buffer| &*buffer.shape);
         make_room_for_all(self.allocator, memory, shapes, wait, call)?;
         let (began, mut told) = (Instant::now(), Duration::ZERO);
