@@ -49,7 +49,7 @@ def exhausted(bytes_: int, donate: bool) -> dict[str, Any]:
     from library_loops import optax
 
     state, step, _ = optax(bytes_, (0, 1) if donate else ())
-    kept = []
+    kept: list[jax.Array] = []
     try:
         while True:
             state = jax.block_until_ready(step(state, len(kept)))

@@ -275,8 +275,9 @@ impl Past {
             match event.kind() {
                 EventKind::Allocate => {
                     let in_place = before.filter(|before| {
-                        let place = (before.kind(), before.address, before.time());
-                        place == (EventKind::Free, event.address, event.time())
+                        before.kind() == EventKind::Free
+                            && (before.address, before.bytes) == (event.address, event.bytes)
+                            && before.time() == event.time()
                     });
                     match (in_place, steps.pop()) {
                         (Some(_), Some(Step::Free(gone))) => steps.push(Step::Rename(gone, event.block)),

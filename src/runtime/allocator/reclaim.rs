@@ -71,7 +71,7 @@ pub struct NoRoom {
     /// What the room was for.
     pub provenance: Provenance,
     /// What the whole call needs of the memory, where this was the last attempt.
-    pub call: CallNeeds,
+    pub call: Box<CallNeeds>,
     /// How the search ended.
     pub end: SearchEnd,
 }
@@ -151,14 +151,14 @@ pub fn find_room(
     });
     let waits = wait != WaitPolicy::None;
     if (waits || memory.tier.is_some()) && !can_be_had(allocator, memory, call()) {
-        let (found, call) = (last_attempt(memory, request, None), call());
+        let (found, call) = (last_attempt(memory, request, None), Box::new(call()));
         return found.map_err(|found| NoRoom { found, provenance, call, end: SearchEnd::Never });
     }
     if !waits {
         return find_room_at_once(allocator, &deadline, memory, request).map_err(|numbers| {
             let found = Exhaustion { numbers: Box::new(numbers), blocks: Vec::new() };
             let end = deadline.interrupted().map_or(SearchEnd::GaveUp, SearchEnd::Interrupted);
-            NoRoom { found, provenance, call: CallNeeds::default(), end }
+            NoRoom { found, provenance, call: Box::default(), end }
         });
     }
     let hole_before = memory.stats().largest_free_block;
@@ -180,7 +180,7 @@ pub fn find_room(
             let (blocks, bytes) = moved.get();
             let tried = allocator.compacts().then_some(Tried { hole_before, blocks, bytes });
             let end = deadline.interrupted().map_or(SearchEnd::InVain(tried), SearchEnd::Interrupted);
-            NoRoom { found, provenance, call: call(), end }
+            NoRoom { found, provenance, call: Box::new(call()), end }
         })
     })
 }
@@ -265,7 +265,7 @@ pub fn find_scratch(
     let provenance = Provenance { origin: OriginKind::Scratch.origin(), ..Provenance::default() };
     if !can_be_had(allocator, memory, call()) {
         let found = memory.begin_scratch_at_last(bytes);
-        return found.map_err(|found| NoRoom { found, provenance, call: call(), end: SearchEnd::Never });
+        return found.map_err(|found| NoRoom { found, provenance, call: Box::new(call()), end: SearchEnd::Never });
     }
     let hopeful = |shortage: &OutOfMemory| shortage.in_prospect() >= bytes;
     let search = |goal| Search { allocator, deadline: &deadline, memory, goal, wait: WaitPolicy::LaunchWaits };
@@ -288,7 +288,7 @@ pub fn find_scratch(
     });
     found.or_else(|_| memory.begin_scratch_at_last(bytes)).map_err(|found| {
         let end = deadline.interrupted().map_or(SearchEnd::InVain(None), SearchEnd::Interrupted);
-        NoRoom { found, provenance, call: call(), end }
+        NoRoom { found, provenance, call: Box::new(call()), end }
     })
 }
 
