@@ -163,8 +163,13 @@ impl Arena {
                 (None, None) => limit >= behind,
             }
         };
-        let (mut below, mut enough) = (self.limit.get() / UNIT.get(), behind.min(most).get() / UNIT.get());
-        if enough <= below || !fits(enough) {
+        let most = most.get() / UNIT.get();
+        let (mut below, mut enough) = (self.limit.get() / UNIT.get(), (behind.get() / UNIT.get()).min(most));
+        // Blocks that lie elsewhere may leave less in one piece.
+        while enough > below && !fits(enough) {
+            (below, enough) = (enough, (2 * enough - below).min(most));
+        }
+        if enough <= below {
             return None;
         }
         while enough - below > 1 {

@@ -40,7 +40,7 @@ fn sizes() -> impl Generator<Value = Vec<Bytes>> {
 fn replay(kind: Kind, limit: Bytes, steps: &[Step]) -> (Arena, bool) {
     let (mut arena, _device) = arena(kind, limit);
     arena.use_colours();
-    arena.keep_history(10_000);
+    arena.record_history(10_000);
     let (mut blocks, mut all_found) = (Vec::new(), true);
     for step in steps {
         match step {
@@ -72,7 +72,7 @@ fn kind() -> impl Generator<Value = Kind> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(ProptestConfig { cases: 2000, max_global_rejects: 20_000, ..ProptestConfig::default() })]
 
     #[test]
     fn what_is_said_to_fit_once_retired_blocks_are_freed_does(
@@ -92,11 +92,13 @@ proptest! {
     #[test]
     fn a_least_limit_is_enough_and_a_mib_less_is_not(
         kind in kind(),
-        limit in 16..300u64,
+        more in 1..12u64,
         steps in proptest::collection::vec(step(false), 0..60),
-        arrays in sizes(),
+        arrays in proptest::collection::vec((8..32u64).prop_map(Bytes::mib), 1..4),
     ) {
-        let limit = Bytes::mib(limit);
+        // A limit that the steps find room under, mostly, and not much more.
+        let peak = replay(kind, Bytes::gib(1), &steps).0.stats().peak_bytes_in_use;
+        let limit = (peak + Bytes::mib(more)).round_down(Bytes::mib(1));
         let (arena, all_found) = replay(kind, limit, &steps);
         let needs = Needs { arrays: arrays.clone(), ..Needs::default() };
         // Where a step failed, more of them go well under a higher limit.

@@ -80,45 +80,55 @@ fn can_be_had_here(allocator: &Allocator, memory: &DeviceMemory, call: CallNeeds
 /// As [`can_be_had`], where all arrays may go to the tier but those that outsiders keep.
 fn can_be_spilled_for(memory: &DeviceMemory, tier: &Tier, call: CallNeeds, compacts: bool) -> bool {
     let (limit, present) = (memory.stats().limit, call.present.iter().copied().sum());
-    let (mut kept, mut others, mut are_in_use) = (Bytes::ZERO, Bytes::ZERO, false);
+    let (mut kept, mut others, mut wanted, mut are_in_use) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO, false);
     for resident in memory.residents.all() {
         let Some(occupied) = resident.occupied() else { continue };
-        let is_kept = is_kept(&*resident);
-        are_in_use |= !is_kept && !resident.may_spill();
-        *(if is_kept { &mut kept } else { &mut others }) += occupied.size;
+        if is_kept(&*resident) {
+            kept += occupied.size;
+            continue;
+        }
+        others += occupied.size;
+        are_in_use |= resident.move_barrier().is_some();
+        if !resident.may_spill() {
+            wanted += occupied.size;
+        }
     }
     let tier_stats = tier.memory.stats();
     let room = tier_stats.free_bytes + tier_stats.limit.saturating_sub(tier_stats.pool_bytes) + tier.copies();
     let waiting: Bytes = call.waiting.iter().copied().sum();
-    // Nothing moves, and nothing changes while the tier fills: it is known which arrays go, and what they leave.
-    if !compacts && !are_in_use && call.waiting.is_empty() && call.had.is_zero() {
-        let goes = going(memory, tier, room);
-        if !memory.would_fit(&call.needs, &|block| goes.contains(&block)) {
-            return false;
-        }
-    }
+    let has_none = call.had.is_zero() && waiting.is_zero();
+    let arrays = call.needs.clone();
     let needs = call.with_arguments();
     let Some(left) = needs.sum().and_then(|sum| limit.saturating_sub(kept).checked_sub(sum)) else { return false };
     let must_go = others.saturating_sub(present).saturating_sub(left);
+    // Where nothing changes meanwhile, it is known which arrays go until the tier is full, and what they leave.
+    if !are_in_use && wanted <= present && waiting.is_zero() {
+        let (goes, bytes) = going(memory, tier, room);
+        if bytes < must_go || (has_none && !compacts && !memory.would_fit(&arrays, &|block| goes.contains(&block))) {
+            return false;
+        }
+    }
     must_go <= room + waiting && fits_beside_kept(memory, needs)
 }
 
-/// The blocks of the arrays that go until a tier with so much `room` is full, in the order in which they go.
-fn going(memory: &DeviceMemory, tier: &Tier, mut room: Bytes) -> FxHashSet<BlockId> {
+/// The blocks of the arrays that go until a tier with so much `room` is full, in the order in which they go, and their
+/// sizes, summed.
+fn going(memory: &DeviceMemory, tier: &Tier, mut room: Bytes) -> (FxHashSet<BlockId>, Bytes) {
     let mut candidates = Candidates::of(memory, tier, |_| true);
-    let mut goes = FxHashSet::default();
+    let (mut goes, mut bytes) = (FxHashSet::default(), Bytes::ZERO);
     let mut refused = Bytes::MAX;
     while let Some(candidate) = candidates.pop_if(|candidate| candidate.has_copy || candidate.size < refused) {
         let takes = if candidate.has_copy { Bytes::ZERO } else { candidate.size };
         match room.checked_sub(takes) {
             Some(left) => {
                 room = left;
+                bytes += candidate.size;
                 goes.extend(candidate.resident.occupied().map(|occupied| occupied.block));
             }
             None => refused = takes,
         }
     }
-    goes
+    (goes, bytes)
 }
 
 /// Whether `needs` would fit if nothing were there but what outsiders keep: in this order, or the largest first.
