@@ -128,8 +128,8 @@ impl Arena {
     ///
     /// All that happened since the start is done again under each limit, because under another one blocks lie elsewhere.
     /// Where blocks move, `movable` says which of them could. If the history does not know all, or some have moved, the
-    /// blocks are supposed to lie where they do, with more room behind them. `None` where none is enough, or it is not the limit that is in the way.
-    /// O(log n) times O(n log n) for n blocks, or events.
+    /// blocks are supposed to lie where they do, with more room behind them. `None` where none is enough, or it is not
+    /// the limit that is in the way. O(log n) times O(n log n) for n blocks, or events.
     pub fn least_limit(
         &self,
         needs: &Needs,
