@@ -71,8 +71,14 @@ fn can_be_had_here(allocator: &Allocator, memory: &DeviceMemory, call: CallNeeds
     let stats = memory.stats();
     let within = stats.free_bytes + stats.pending_bytes + stats.slack_bytes + stats.reserved_bytes;
     let within = within + stats.limit.saturating_sub(stats.pool_bytes);
-    if call.needs.sum().is_none_or(|sum| sum.saturating_sub(call.had) > within) {
-        return false;
+    let Some(sum) = call.needs.sum() else { return false };
+    if sum.saturating_sub(call.had) > within {
+        // What caches and programs keep looks as if it were in use. What has an owner stays.
+        allocator.drain();
+        let owned: Bytes = memory.residents.all().iter().filter_map(|one| Some(one.occupied()?.size)).sum();
+        if sum > stats.limit.saturating_sub(owned) {
+            return false;
+        }
     }
     stats.pinned_blocks == 0 || !compacts || fits_beside_kept(memory, call.needs)
 }
