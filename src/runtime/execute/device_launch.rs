@@ -118,7 +118,7 @@ impl<'a> DeviceLaunch<'a> {
         }
         let step = self.run.step;
         let Some(wanted) = &self.wanted else { return Ok(()) };
-        wanted.bring_back(memory, step, wait, &|| needs::of(call, index, self, memory))
+        wanted.bring_back(memory, step, wait, &|| needs::of(call, index, memory, Bytes::ZERO))
     }
 
     /// Reserves the program's scratch, and allocates and views every destination. `wait` says whether the
@@ -151,7 +151,7 @@ impl<'a> DeviceLaunch<'a> {
         // Where the engine's own pool shares the memory, the scratch comes from it and is asked for last, because
         // arrays may take back what the pool does not need.
         if memory.shared.is_none() && program.scratch != Bytes::ZERO {
-            let needs = || needs::of(call, index, self, memory);
+            let needs = || needs::of(call, index, memory, self.had(program, memory));
             let reserved = reserve_scratch(&loaded.client.allocator, memory, program.scratch, &needs);
             self.scratch = Some(reserved.map_err(|shortage| Unplaced::NoRoom(Arc::clone(memory), shortage))?);
         }
@@ -195,6 +195,16 @@ impl<'a> DeviceLaunch<'a> {
             return Err(Unplaced::NoRoom(full, shortage));
         }
         self.try_place_destinations(call, index, device, wait)
+    }
+
+    /// What it has of `memory`.
+    #[cold]
+    fn had(&self, program: &Program, memory: &Arc<DeviceMemory>) -> Bytes {
+        let blocks = self.destinations.iter().chain(self.copies.iter().map(|copy| &copy.destination));
+        let blocks = blocks.filter_map(|destination| destination.block.allocation());
+        let had: Bytes = blocks.filter(|block| Arc::ptr_eq(block.memory(), memory)).map(|block| block.size()).sum();
+        let is_arena = self.device.and_then(|device| device.arena.as_ref()).is_some_and(|own| Arc::ptr_eq(own, memory));
+        if self.scratch.is_some() && is_arena { had + program.scratch } else { had }
     }
 
     /// Frees what was prepared.
@@ -367,13 +377,13 @@ impl<'a> DeviceLaunch<'a> {
             if space.arena().tier.is_some() && dropped.is_none() && !std::mem::replace(&mut planned, true) {
                 let own = plan.destinations[number..].iter().filter(|&&result| !loaded.program.is_pinned(result));
                 let rest = own.map(|&result| &*loaded.program.results[result]);
-                let needs = || needs::of(call, index, self, space.arena());
+                let needs = || needs::of(call, index, space.arena(), self.had(&loaded.program, space.arena()));
                 make_room_for_all(&client.allocator, space.arena(), rest, wait, &needs)?;
             }
             let (view, block) = match dropped {
                 Some(Reused { view, block, previous }) => (view, DestinationBlock::new(block, Some(previous))),
                 None => {
-                    let needs = || needs::of(call, index, self, space.arena());
+                    let needs = || needs::of(call, index, space.arena(), self.had(&loaded.program, space.arena()));
                     let allocation = allocate(&client.allocator, space.arena(), (shape, provenance), wait, &needs);
                     (None, DestinationBlock::new(allocation.map_err(full)?, None))
                 }

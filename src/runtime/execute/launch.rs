@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::{
     config::Spill,
-    engine::{EngineError, EngineEvent, Outcome, views::ViewKind},
+    engine::{EngineError, EngineEvent, Failure, Outcome, views::ViewKind},
     handlers::python::stacks,
     report::stacks::StackId,
     runtime::{
@@ -97,7 +97,7 @@ impl<'a> Launch<'a> {
         match self.prepare_devices(WaitPolicy::None) {
             Err(unplaced) if unplaced.gave_up() => self.prepare_in_turn(),
             Err(unplaced) if self.may_come(&unplaced) => self.prepare_in_turn(),
-            prepared => prepared.map_err(|unplaced| needs::explain(&call, &mut self.devices, unplaced)),
+            prepared => prepared.map_err(|unplaced| self.explain(unplaced)),
         }
     }
 
@@ -117,7 +117,7 @@ impl<'a> Launch<'a> {
             let unplaced = match self.prepare_devices(WaitPolicy::LaunchWaits) {
                 Ok(()) => return Ok(()),
                 Err(unplaced) if self.may_come(&unplaced) => unplaced,
-                Err(unplaced) => return Err(needs::explain(&self.call, &mut self.devices, unplaced)),
+                Err(unplaced) => return Err(self.explain(unplaced)),
             };
             let others_want = self.others_want();
             self.devices.iter_mut().for_each(DeviceLaunch::give_back);
@@ -133,7 +133,7 @@ impl<'a> Launch<'a> {
                 let memories = self.devices.iter().filter_map(|launch| launch.device?.arena.as_ref());
                 memories.for_each(|memory| _ = spill::make_room_until(&deadline, &client.allocator, memory, None));
             } else {
-                return Err(needs::explain(&self.call, &mut self.devices, unplaced));
+                return Err(self.explain(unplaced));
             }
         }
     }
@@ -149,6 +149,13 @@ impl<'a> Launch<'a> {
     #[inline]
     pub fn spills(&self) -> bool {
         self.call.loaded.client.allocator.spill != Spill::Off
+    }
+
+    /// What the caller is told, once all is given back.
+    #[cold]
+    fn explain(&mut self, unplaced: Unplaced) -> Failure {
+        self.devices.iter_mut().for_each(DeviceLaunch::give_back);
+        needs::explain(&self.call, unplaced)
     }
 
     /// Whether there may be room when other launches have gone on, or all has been spilled.

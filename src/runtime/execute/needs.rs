@@ -16,22 +16,17 @@ use crate::{
         buffer::BufferRef,
         client::Device,
         device_memory::DeviceMemory,
-        execute::{call::Call, device_launch::DeviceLaunch, donation_copy, unplaced::Unplaced},
+        execute::{call::Call, donation_copy, unplaced::Unplaced},
     },
     units::Bytes,
 };
 
-/// What the part `launch` of `call`, which is for the device with this index, needs of `memory`, and what it has; and
-/// what the call needs of its other devices, of which those with lower indices have all.
+/// What the part of `call` for the device with this index needs of `memory`, of which it `had` so much; and what the
+/// call needs of its other devices, of which those with lower indices have all.
 #[cold]
-pub fn of(call: &Call<'_>, index: usize, launch: &DeviceLaunch<'_>, memory: &Arc<DeviceMemory>) -> CallNeeds {
-    let mut needs = of_memory(call, index, launch.device, memory);
-    let blocks = launch.destinations.iter().chain(launch.copies.iter().map(|copy| &copy.destination));
-    let blocks = blocks.filter_map(|destination| destination.block.allocation());
-    needs.had = blocks.filter(|block| Arc::ptr_eq(block.memory(), memory)).map(|block| block.size()).sum();
-    if launch.scratch.is_some() {
-        needs.had += needs.needs.scratch;
-    }
+pub fn of(call: &Call<'_>, index: usize, memory: &Arc<DeviceMemory>, had: Bytes) -> CallNeeds {
+    let mut needs = of_memory(call, index, call.device(index).1, memory);
+    needs.had = had;
     for other in (0..call.args.num_devices).filter(|&other| other != index) {
         let (_, device) = call.device(other);
         let Some(arena) = device.and_then(|device| device.arena.as_ref()) else { continue };
@@ -82,27 +77,25 @@ fn add_arguments(needs: &mut CallNeeds, call: &Call<'_>, index: usize, is_in_tie
     }
 }
 
-/// What the caller is told: the launch gives all back first, so that what would have made room is computed for all of
-/// it.
+/// What the caller is told. The launch has given all back, so that what would have made room is computed for all of it.
 #[cold]
-pub fn explain<'a>(call: &Call<'a>, devices: &mut [DeviceLaunch<'a>], unplaced: Unplaced) -> Failure {
+pub fn explain(call: &Call<'_>, unplaced: Unplaced) -> Failure {
     let (full, shortage) = match unplaced {
         Unplaced::Failed(failure) => return failure,
         Unplaced::NoRoom(full, shortage) => (full, shortage),
     };
-    devices.iter_mut().for_each(DeviceLaunch::give_back);
     let mut needed = Vec::new();
-    for (index, launch) in devices.iter().enumerate() {
-        let Some(device) = launch.device else { continue };
+    for index in 0..call.args.num_devices {
+        let Some(device) = call.device(index).1 else { continue };
         let pinned = device.pinned_memory_space().map(|space| space.arena());
         for memory in device.arena.iter().chain(pinned) {
-            let CallNeeds { mut needs, waiting, .. } = of_memory(call, index, launch.device, memory);
+            let CallNeeds { mut needs, waiting, .. } = of_memory(call, index, Some(device), memory);
             needs.arrays.extend(waiting);
             needed.push(Needed { memory: Arc::clone(memory), needs });
         }
     }
     let is_scratch = shortage.found.numbers.is_scratch;
-    let donating = with_donation(call, devices, &needed);
+    let donating = with_donation(call, &needed);
     let error = exhausted(&call.loaded.client.allocator, &full, shortage, &needed, donating);
     match is_scratch {
         true => error.context(&format!("Error loading program '{}'", call.loaded.program.name)).into(),
@@ -112,12 +105,12 @@ pub fn explain<'a>(call: &Call<'a>, devices: &mut [DeviceLaunch<'a>], unplaced: 
 
 /// What is needed less where arguments are donated that should be. Nothing where scratch counts: a program that is
 /// donated an array may need more of that.
-fn with_donation(call: &Call<'_>, devices: &[DeviceLaunch<'_>], needed: &[Needed]) -> Option<WithDonation> {
+fn with_donation(call: &Call<'_>, needed: &[Needed]) -> Option<WithDonation> {
     let mut advised = None;
     let mut reduced: Vec<Needed> =
         needed.iter().map(|one| Needed { memory: Arc::clone(&one.memory), needs: one.needs.clone() }).collect();
-    for (index, launch) in devices.iter().enumerate() {
-        let arena = launch.device.and_then(|device| device.arena.as_ref());
+    for index in 0..call.args.num_devices {
+        let arena = call.device(index).1.and_then(|device| device.arena.as_ref());
         let Some(arena) = arena.filter(|arena| arena.strategy() != Strategy::Tpu) else { continue };
         let Some(donation) = call.loaded.donation_now(call.arguments(index)) else { continue };
         let Some(one) = reduced.iter_mut().find(|one| Arc::ptr_eq(&one.memory, arena)) else { continue };
