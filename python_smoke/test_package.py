@@ -75,6 +75,7 @@ def test_wheel_holds_the_library_beside_the_package(wheel):
         "pjrt_arena/_configure.py",
         "pjrt_arena/_convert.py",
         "pjrt_arena/_devices.py",
+        "pjrt_arena/_donations.py",
         "pjrt_arena/_footprint.py",
         "pjrt_arena/_former.py",
         "pjrt_arena/_groups.py",
