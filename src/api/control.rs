@@ -73,7 +73,8 @@ text_functions! {
     }
 
     /// What was counted so far over all clients alive, as JSON: programs rewritten and not, results placed, donated,
-    /// missed and skipped, arguments that programs should be donated, for each device the bytes of the arena and of the engine's own buffers, there and in
+    /// missed and skipped, arguments that programs should be donated, for each device the bytes of the arena and of the
+    /// engine's own buffers, there and in
     /// `pinned_host`, and the engine's scratch.
     pub fn pjrt_arena_counters() -> String {
         counters(&client::guard_all()).to_string()

@@ -97,8 +97,8 @@ pub struct Holder {
     pub blocks: u64,
 }
 
-/// What would have made room for the whole call. Each was computed to work before it is said ([`super::Arena::would_fit`]
-/// and its like).
+/// What would have made room for the whole call. Each was computed to work before it is said
+/// ([`super::Arena::would_fit`] and its like).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hint {
     /// Memory comes back when programs that are under way end.

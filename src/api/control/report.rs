@@ -132,7 +132,8 @@ pub extern "C" fn pjrt_arena_track_begin() -> u64 {
 text_functions! {
     /// Ends a track and returns what it saw, as JSON: an array with, for each device, bytes in use when it began, when
     /// it ended and at the peak between, what held them at the peak, and which arguments, if they were donated, would
-    /// have lowered it; or `peak_holders_unknown`, why that is not known. The first call ends it; the text stays until a call had room for all of it. An unknown number is
+    /// have lowered it; or `peak_holders_unknown`, why that is not known. The first call ends it; the text stays until
+    /// a call had room for all of it. An unknown number is
     /// `{"error": ...}`.
     pub fn pjrt_arena_track_end(track: u64) with room -> String {
         let text = track::end(track);

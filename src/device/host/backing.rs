@@ -87,7 +87,8 @@ impl Backing for HostBacking {
         Ok(unsafe { Region::new(AddressRange { address, bytes }) })
     }
 
-    /// Where the process may not map all it wants (`ulimit -v`, `-d`), threads, malloc and the engine keep what they need.
+    /// Where the process may not map all it wants (`ulimit -v`, `-d`), threads, malloc and the engine keep what they
+    /// need.
     fn reserve_up_front(&self, bytes: Bytes) -> Result<Region> {
         if let Some(mappable) = Mappable::now()
             && bytes > mappable.free()

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! `core` is the arena, and `state` what its lock guards. Six files add to it: `compaction` moves blocks, `pinning`
-//! keeps blocks in place, `prospects` computes what would find room, `reuse` gives retired ones another owner, `scratch` keeps the low end for programs,
+//! keeps blocks in place, `prospects` computes what would find room, `reuse` gives retired ones another owner,
+//! `scratch` keeps the low end for programs,
 //! `recording` notes events.
 //!
 //! The lock is held for tens of nanoseconds, except while a strategy asks the device for memory or a compaction is

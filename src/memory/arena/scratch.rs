@@ -53,8 +53,8 @@ impl Arena {
         low.any(|span| span.state == SpanState::Pinned)
     }
 
-    /// A program that needs `bytes` of scratch is about to run, as `run`: they count in the peaks, with what is in use now. So a
-    /// peak is what the program needs, whether those before it have ended or not. O(1).
+    /// A program that needs `bytes` of scratch is about to run, as `run`: they count in the peaks, with what is in use
+    /// now. So a peak is what the program needs, whether those before it have ended or not. O(1).
     pub fn note_launch(&self, bytes: Bytes, run: Execution) {
         self.state.lock().note_launch(bytes, run);
     }

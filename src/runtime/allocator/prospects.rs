@@ -102,7 +102,7 @@ fn can_be_spilled_for(memory: &DeviceMemory, tier: &Tier, call: CallNeeds, compa
     let tier_stats = tier.memory.stats();
     let room = tier_stats.free_bytes + tier_stats.limit.saturating_sub(tier_stats.pool_bytes) + tier.copies();
     let waiting: Bytes = call.waiting.iter().copied().sum();
-    let has_none = call.had.is_zero() && waiting.is_zero();
+    let has_none = call.had.is_zero();
     let arrays = call.needs.clone();
     let needs = call.with_arguments();
     let Some(left) = needs.sum().and_then(|sum| limit.saturating_sub(kept).checked_sub(sum)) else { return false };
