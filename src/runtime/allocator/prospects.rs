@@ -87,6 +87,7 @@ fn can_be_had_here(allocator: &Allocator, memory: &DeviceMemory, call: CallNeeds
 fn can_be_spilled_for(memory: &DeviceMemory, tier: &Tier, call: CallNeeds, compacts: bool) -> bool {
     let (limit, present) = (memory.stats().limit, call.present.iter().copied().sum());
     let (mut kept, mut others, mut wanted, mut are_in_use) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO, false);
+    let mut arguments = FxHashSet::default();
     for resident in memory.residents.all() {
         let Some(occupied) = resident.occupied() else { continue };
         if is_kept(&*resident) {
@@ -97,20 +98,24 @@ fn can_be_spilled_for(memory: &DeviceMemory, tier: &Tier, call: CallNeeds, compa
         are_in_use |= resident.move_barrier().is_some();
         if !resident.may_spill() {
             wanted += occupied.size;
+            arguments.insert(occupied.block);
         }
     }
     let tier_stats = tier.memory.stats();
     let room = tier_stats.free_bytes + tier_stats.limit.saturating_sub(tier_stats.pool_bytes) + tier.copies();
     let waiting: Bytes = call.waiting.iter().copied().sum();
     let has_none = call.had.is_zero();
-    let arrays = call.needs.clone();
     let needs = call.with_arguments();
     let Some(left) = needs.sum().and_then(|sum| limit.saturating_sub(kept).checked_sub(sum)) else { return false };
     let must_go = others.saturating_sub(present).saturating_sub(left);
-    // Where nothing changes meanwhile, it is known which arrays go until the tier is full, and what they leave.
+    // Where nothing changes meanwhile, it is known which arrays go until the tier is full, and what they leave. The
+    // arguments may go, too, and come back side by side.
     if !are_in_use && wanted <= present && waiting.is_zero() {
-        let (goes, bytes) = going(memory, tier, room);
-        if bytes < must_go || (has_none && !compacts && !memory.would_fit(&arrays, &|block| goes.contains(&block))) {
+        let (mut goes, bytes) = going(memory, tier, room);
+        goes.extend(arguments);
+        if bytes < must_go
+            || (has_none && !compacts && !fits_where(memory, needs.clone(), &|block| goes.contains(&block)))
+        {
             return false;
         }
     }
@@ -137,14 +142,18 @@ fn going(memory: &DeviceMemory, tier: &Tier, mut room: Bytes) -> (FxHashSet<Bloc
     (goes, bytes)
 }
 
-/// Whether `needs` would fit if nothing were there but what outsiders keep: in this order, or the largest first.
-fn fits_beside_kept(memory: &DeviceMemory, mut needs: Needs) -> bool {
+/// Whether `needs` would fit if nothing were there but what outsiders keep.
+fn fits_beside_kept(memory: &DeviceMemory, needs: Needs) -> bool {
     let kept = memory.residents.all();
     let kept = kept.iter().filter(|resident| is_kept(&***resident)).filter_map(|resident: &Arc<_>| resident.occupied());
     let kept: FxHashSet<BlockId> = kept.map(|occupied| occupied.block).collect();
-    let goes = |block: BlockId| !kept.contains(&block);
-    memory.would_fit(&needs, &goes) || {
+    fits_where(memory, needs, &|block| !kept.contains(&block))
+}
+
+/// Whether `needs` would fit if all were gone that `goes` names: in this order, or the largest first.
+fn fits_where(memory: &DeviceMemory, mut needs: Needs, goes: &dyn Fn(BlockId) -> bool) -> bool {
+    memory.would_fit(&needs, goes) || {
         needs.arrays.sort_unstable_by(|one, other| other.cmp(one));
-        memory.would_fit(&needs, &goes)
+        memory.would_fit(&needs, goes)
     }
 }

@@ -13,7 +13,6 @@ use crate::{
             oom::{Needed, WithDonation, exhausted},
             prospects::CallNeeds,
         },
-        buffer::BufferRef,
         client::Device,
         device_memory::DeviceMemory,
         execute::{call::Call, donation_copy, unplaced::Unplaced},
@@ -54,24 +53,30 @@ fn of_memory(call: &Call<'_>, index: usize, device: Option<&Device>, memory: &Ar
     }
     let mut needs = CallNeeds { needs: Needs { scratch, arrays }, ..CallNeeds::default() };
     if let Some(tier) = memory.tier.as_ref().filter(|_| is_arena) {
-        add_arguments(&mut needs, call, index, |buffer| buffer.state().storage.is_in(&tier.memory));
+        add_arguments(&mut needs, call, index, (memory, &tier.memory));
     }
     needs
 }
 
-/// Adds the arguments, each once, but those that outsiders keep where they are.
-fn add_arguments(needs: &mut CallNeeds, call: &Call<'_>, index: usize, is_in_tier: impl Fn(BufferRef<'_>) -> bool) {
+/// Adds the arguments that are in `memory` or its `tier`, each once, but those that outsiders keep where they are.
+fn add_arguments(
+    needs: &mut CallNeeds,
+    call: &Call<'_>,
+    index: usize,
+    (memory, tier): (&Arc<DeviceMemory>, &Arc<DeviceMemory>),
+) {
     let allocator = &call.loaded.client.allocator;
     let mut seen = FxHashSet::default();
     for number in 0..call.args.num_args {
         let Ok(buffer) = call.argument(index, number) else { continue };
-        if !seen.insert(ptr::from_ref(buffer.get())) || buffer.state().is_referenced() {
+        let state = buffer.state();
+        if !seen.insert(ptr::from_ref(buffer.get())) || state.is_referenced() {
             continue;
         }
         let size = footprint(allocator, &buffer.shape);
-        if is_in_tier(buffer) {
+        if state.storage.is_in(tier) {
             needs.waiting.push(size);
-        } else {
+        } else if state.allocation().is_some_and(|allocation| Arc::ptr_eq(allocation.memory(), memory)) {
             needs.present.push(size);
         }
     }

@@ -23,14 +23,14 @@ use std::{
 use rustc_hash::FxHashSet;
 
 use crate::{
-    memory::{Execution, OriginId, next_use::UseKey},
+    memory::{Execution, Needs, OriginId, Provenance, next_use::UseKey},
     report::stacks::StackId,
     runtime::{
         allocator::{
-            allocate::{allocate, make_room_for_all},
+            allocate::{allocate, footprint, make_room_for_all},
             core::Allocator,
             prospects::{CallNeeds, can_be_had},
-            reclaim::WaitPolicy,
+            reclaim::{NoRoom, SearchEnd, WaitPolicy},
             spill,
         },
         buffer::BufferRef,
@@ -112,9 +112,9 @@ impl<'a> Wanted<'a> {
         // Each once.
         let mut seen = FxHashSet::default();
         waiting.retain(|buffer| seen.insert(ptr::from_ref(&***buffer)));
-        // A launch that cannot have all it needs fails, or has room at once and reads them where they are.
         if waiting.iter().any(|buffer| buffer.waits().is_some()) && !can_be_had(self.allocator, memory, call()) {
-            return Ok(());
+            let waiting = waiting.iter().filter_map(|buffer| buffer.waits());
+            return Err(no_room(memory, never(self.allocator, memory, waiting, call())));
         }
         let shapes = waiting.iter().filter(|buffer| buffer.waits().is_some()).map(|buffer| &*buffer.shape);
         make_room_for_all(self.allocator, memory, shapes, wait, call)?;
@@ -128,11 +128,39 @@ impl<'a> Wanted<'a> {
             let resident: Arc<dyn Resident> = buffer.share();
             spill::bring_back(memory, &resident, Some(step), |shape, provenance| {
                 allocate(self.allocator, memory, (shape, provenance), wait, call)
-                    .map_err(|shortage| Unplaced::NoRoom(Arc::clone(memory), shortage))
+                    .map_err(|shortage| no_room(memory, shortage))
             })?;
         }
         Ok(())
     }
+}
+
+/// An argument found no room: what the call wants is told with the others that wait.
+#[cold]
+fn no_room(memory: &Arc<DeviceMemory>, mut shortage: NoRoom) -> Unplaced {
+    let CallNeeds { needs, waiting, .. } = &mut *shortage.call;
+    needs.arrays.append(waiting);
+    Unplaced::NoRoom(Arc::clone(memory), shortage)
+}
+
+/// What a `call` that can never be had is told before anything comes back: the first of the arguments that wait for
+/// which there is no room as things are; or the last, because the rest of the call needs what room there is.
+#[cold]
+fn never(
+    allocator: &Allocator,
+    memory: &DeviceMemory,
+    waiting: impl Iterator<Item = (Arc<Shape>, Provenance)>,
+    call: CallNeeds,
+) -> NoRoom {
+    let (mut together, mut provenance, mut size) = (Needs::default(), Provenance::default(), Bytes::ZERO);
+    for (shape, of) in waiting {
+        (provenance, size) = (of, footprint(allocator, &shape));
+        together.arrays.push(size);
+        if !memory.would_fit(&together, &|_| false) {
+            break;
+        }
+    }
+    NoRoom { found: memory.exhaustion(size, None), provenance, call: Box::new(call), end: SearchEnd::Never }
 }
 
 impl Drop for Wanted<'_> {
