@@ -59,6 +59,8 @@ pub use crate::memory::arena::Goal;
 pub use crate::memory::arena::Move;
 pub use crate::memory::arena::Needs;
 pub use crate::memory::arena::Obstacle;
+pub use crate::memory::arena::PIN_BYTES;
+pub use crate::memory::arena::PIN_NANOS;
 pub use crate::memory::arena::ScopeId;
 pub use crate::memory::arena::Scoped;
 pub use crate::memory::arena::Surplus;

@@ -26,7 +26,8 @@ use crate::{
     device::imagined::Imagined,
     error::Result,
     memory::{
-        Backing, Block, BlockId, Compaction, Goal, Move, MoveBarrier, Needs, Obstacle, OutOfMemory, Pinned, Request,
+        Backing, Block, BlockId, Compaction, Goal, Move, MoveBarrier, Needs, Obstacle, OutOfMemory, PIN_BYTES,
+        PIN_NANOS, Pinned, Request,
     },
     report::timeline::{TIMELINE, What},
     runtime::device_memory::{DeviceMemory, LockedForMove, Resident},
@@ -42,11 +43,6 @@ const PIN_ATTEMPTS: usize = 8;
 
 /// Residents in use that are looked at to see whether another plan is worth making.
 const WATCHED: usize = 1024;
-
-/// The largest block that is moved out of the way before its address is given out: 0.2 ms at 20 GB/s.
-const PIN_BYTES: Bytes = Bytes::mib(4);
-/// The cost of moving other blocks out of its way, by the planner's estimate: as much again.
-const PIN_NANOS: u64 = 400_000;
 
 /// A plan that was carried out; the hole that it opened is still out of circulation.
 pub struct Compacted<'a> {

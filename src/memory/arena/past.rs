@@ -1,0 +1,253 @@
+//! What happened in an arena, done again in another one.
+//!
+//! ```text
+//!  history   take 1, take 2, keep scratch, free 1, take 3, pin 3, ...     and who moved, and when the floor was lowered
+//!  again     take 1, take 2, keep scratch, free 1, take 3, pin 3, ...     what has to move or to be lowered there,
+//!                                                                         for want of room there
+//! ```
+//!
+//! The steps are those that others ask for. What the arena did to serve them it decides anew.
+
+use std::cell::OnceCell;
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::{
+    memory::{
+        arena::{
+            compaction::{Compaction, Goal},
+            core::Arena,
+            pinning::{PIN_BYTES, PIN_NANOS},
+            prospects::Needs,
+            state::State,
+        },
+        block_table::BlockId,
+        compaction::costs::Costs,
+        history::{Event, EventKind},
+    },
+    units::Bytes,
+};
+
+/// Compactions, each by so many blocks, that are done again: a tenth of a second's work.
+const MOST_PLANS: u64 = 1 << 16;
+
+/// What happened in an arena since its start.
+pub(super) struct Past(Vec<Step>);
+
+/// One step of it, with blocks by their numbers.
+enum Step {
+    /// A block came, for the program's run with this number; 0 is none.
+    Take {
+        block: u64,
+        size: Bytes,
+        run: u32,
+    },
+    Free(u64),
+    /// A block became another one in the same place.
+    Rename {
+        from: u64,
+        to: u64,
+        run: u32,
+    },
+    Pin(u64),
+    Unpin(u64),
+    /// So much is kept for scratch.
+    Scratch(Bytes),
+}
+
+/// How blocks move: at which costs, and which of them could at the end.
+pub(super) type Moves<'a> = (&'a Costs, &'a FxHashSet<u64>);
+
+impl Past {
+    /// `None` where the history does not know all of it, or much has moved.
+    pub(super) fn of(state: &State) -> Option<Self> {
+        let events = state.history.since(0)?;
+        let compactions = events.iter().filter(|event| event.kind() == EventKind::Compaction).count() as u64;
+        if compactions * u64::from(state.table.len()) > MOST_PLANS {
+            return None;
+        }
+        let mut steps = Vec::with_capacity(events.len());
+        let mut before: Option<&Event> = None;
+        for event in &events {
+            let (block, run) = (event.block, event.step);
+            match event.kind() {
+                EventKind::Allocate => {
+                    let in_place = before.filter(|before| {
+                        before.kind() == EventKind::Free
+                            && before.address == event.address
+                            && before.time() == event.time()
+                    });
+                    let size = Bytes::new(event.other);
+                    match (in_place, steps.last()) {
+                        // It takes another part of the pool where it is.
+                        (Some(_), Some(&Step::Free(gone))) if gone == block => _ = steps.pop(),
+                        (Some(before), Some(&Step::Free(from))) if before.bytes == event.bytes => {
+                            steps.pop();
+                            steps.push(Step::Rename { from, to: block, run });
+                        }
+                        _ => steps.push(Step::Take { block, size, run }),
+                    }
+                }
+                EventKind::Free => steps.push(Step::Free(block)),
+                EventKind::Pin => steps.push(Step::Pin(block)),
+                EventKind::Unpin => steps.push(Step::Unpin(block)),
+                EventKind::Scratch if event.bytes.get() > event.other => steps.push(Step::Scratch(event.bytes)),
+                _ => {}
+            }
+            before = Some(event);
+        }
+        Some(Self(steps))
+    }
+
+    /// Whether all of it finds room in an `arena` in which nothing has happened, and then `needs`: at once, or by moves.
+    /// What programs under way use stays.
+    pub(super) fn fits(&self, arena: &Arena, needs: &Needs, moves: Option<Moves<'_>>) -> bool {
+        let mut again = Again { arena, costs: moves.map(|(costs, _)| costs), ..Again::new(arena) };
+        self.0.iter().all(|step| again.step(step)) && again.fits(needs, moves.map(|(_, may_move)| may_move))
+    }
+}
+
+/// An arena in which the past happens again.
+struct Again<'a> {
+    arena: &'a Arena,
+    /// Where blocks move.
+    costs: Option<&'a Costs>,
+    /// The blocks by their numbers in the history, with the program's run that they are for.
+    blocks: FxHashMap<u64, (BlockId, u32)>,
+    /// The scratch of a launch whose results are about to come, and the launch, once it is known.
+    launch: Option<(Bytes, Option<u32>)>,
+}
+
+impl<'a> Again<'a> {
+    fn new(arena: &'a Arena) -> Self {
+        Self { arena, costs: None, blocks: FxHashMap::default(), launch: None }
+    }
+
+    /// Whether a step found room.
+    fn step(&mut self, step: &Step) -> bool {
+        match *step {
+            Step::Take { block, size, run } => {
+                self.begin_run(run);
+                // Results of a launch that is being prepared stay.
+                let own = OnceCell::new();
+                let own = || own.get_or_init(|| self.blocks_of(run));
+                let taken = self.take(size, &|other| run == 0 || !own().contains(&other));
+                self.blocks.extend(taken.map(|id| (block, (id, run))));
+                taken.is_some()
+            }
+            Step::Free(block) => self.blocks.remove(&block).is_none_or(|(id, _)| self.arena.free(id).is_ok()),
+            Step::Rename { from, to, run } => {
+                self.begin_run(run);
+                let renamed = self.blocks.remove(&from);
+                self.blocks.extend(renamed.map(|(id, _)| (to, (id, run))));
+                true
+            }
+            Step::Pin(block) => self.blocks.get(&block).is_none_or(|&(id, _)| {
+                self.make_way_for(id);
+                self.arena.pin(id).is_ok()
+            }),
+            Step::Unpin(block) => self.blocks.get(&block).is_none_or(|&(id, _)| self.arena.unpin(id).is_ok()),
+            Step::Scratch(bytes) => {
+                self.end_launch();
+                self.launch = Some((bytes, None));
+                self.keep(bytes, &|_| true)
+            }
+        }
+    }
+
+    /// Whether the whole of what is needed finds room now: one by one, or else in a hole opened for all.
+    fn fits(&mut self, needs: &Needs, may_move: Option<&FxHashSet<u64>>) -> bool {
+        self.end_launch();
+        let movable = self.blocks.iter().filter(|(number, _)| may_move.is_some_and(|all| all.contains(number)));
+        let movable: FxHashSet<BlockId> = movable.map(|(_, &(id, _))| id).collect();
+        let movable = |id| movable.contains(&id);
+        if !self.keep(needs.scratch, &movable) {
+            return false;
+        }
+        let mut taken = Vec::with_capacity(needs.arrays.len());
+        let found = |taken: &mut Vec<BlockId>| {
+            needs.arrays.iter().all(|&size| {
+                let block = self.take(size, &movable);
+                taken.extend(block);
+                block.is_some()
+            })
+        };
+        if found(&mut taken) {
+            return true;
+        }
+        let freed = taken.drain(..).all(|id| self.arena.free(id).is_ok());
+        let sum = self.arena.state.lock().sum_of_arrays(needs);
+        let opened = sum.and_then(|sum| self.compact(Goal::Hole(sum), &movable));
+        freed
+            && opened.is_some_and(|opened| {
+                drop(opened);
+                found(&mut taken)
+            })
+    }
+
+    /// A block of this size: at once, or in a hole that moves open.
+    fn take(&self, size: Bytes, movable: &dyn Fn(BlockId) -> bool) -> Option<BlockId> {
+        let taken = self.arena.allocate(size).or_else(|full| match self.compact(Goal::Hole(size), movable) {
+            Some(compacted) => compacted.allocate(size),
+            None => Err(full),
+        });
+        taken.ok().map(|block| block.id)
+    }
+
+    /// Whether there is room for a program's scratch: at the low end, or elsewhere where that cannot be emptied.
+    fn keep(&self, bytes: Bytes, movable: &dyn Fn(BlockId) -> bool) -> bool {
+        let compacted = |goal| self.compact(goal, movable);
+        self.arena.begin_scratch(bytes).is_ok()
+            || compacted(Goal::Bottom(bytes)).is_some_and(|bottom| bottom.begin_scratch(bytes).is_ok())
+            || self.arena.begin_scratch_anywhere(bytes).is_ok()
+            || compacted(Goal::Hole(bytes)).is_some_and(|hole| hole.begin_scratch_anywhere(bytes).is_ok())
+    }
+
+    /// Moves blocks until there is room for `goal`, where blocks move.
+    fn compact(&self, goal: Goal, movable: &dyn Fn(BlockId) -> bool) -> Option<Compaction<'a>> {
+        carried_out(self.arena.plan(goal, self.costs?, movable).ok()?)
+    }
+
+    /// As the allocator does before an address is given to an outsider.
+    fn make_way_for(&self, id: BlockId) {
+        let Some(costs) = self.costs else { return };
+        let small = self.arena.state.lock().table.get(id).is_some_and(|record| record.requested <= PIN_BYTES);
+        if !small {
+            return;
+        }
+        let moved = match self.arena.plan_pin(id) {
+            Err(_) if self.arena.stands_amid(id) => {
+                self.arena.plan_pin_making_way(id, costs, PIN_NANOS, &|_| true).ok()
+            }
+            planned => planned.ok(),
+        };
+        drop(moved.and_then(carried_out));
+    }
+
+    fn blocks_of(&self, run: u32) -> FxHashSet<BlockId> {
+        self.blocks.values().filter(|&&(_, of)| of == run).map(|&(id, _)| id).collect()
+    }
+
+    /// A block comes for this run. Where that is another than the scratch was kept for, the latter's launch is over.
+    fn begin_run(&mut self, run: u32) {
+        match &mut self.launch {
+            Some((_, launch @ None)) if run != 0 => *launch = Some(run),
+            Some((_, launch)) if *launch != Some(run) => self.end_launch(),
+            _ => {}
+        }
+    }
+
+    fn end_launch(&mut self) {
+        if let Some((bytes, _)) = self.launch.take() {
+            self.arena.end_scratch(bytes);
+        }
+    }
+}
+
+/// A plan whose moves are made, in the books alone.
+fn carried_out(mut compaction: Compaction<'_>) -> Option<Compaction<'_>> {
+    for _ in 0..compaction.moves().len() {
+        compaction.commit().ok()?;
+    }
+    Some(compaction)
+}
