@@ -4,7 +4,6 @@ mod array;
 pub mod cuda;
 pub mod fake;
 pub mod host;
-pub mod imagined;
 mod pieces;
 mod shift;
 pub mod strided;

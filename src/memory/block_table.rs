@@ -68,7 +68,7 @@ enum Entry {
 }
 
 /// All blocks that live or are retired.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct BlockTable {
     entries: Vec<Entry>,
     vacant: Option<u32>,

@@ -36,6 +36,7 @@ pub mod compaction;
 pub mod group;
 pub mod history;
 pub mod idle;
+mod imagined;
 pub mod next_use;
 mod oom;
 mod provenance;

@@ -97,8 +97,17 @@ impl Arena {
             state.placement.take_up_front(&backing).map_err(refused)?;
             state.counters.peak_pool = state.placement.pool();
         }
-        Ok(Self {
-            name: name.into(),
+        Ok(Self::of_state(name.into(), state, (strategy, limit), backing))
+    }
+
+    pub(super) fn of_state(
+        name: Arc<str>,
+        state: State,
+        (strategy, limit): (Strategy, Bytes),
+        backing: Watched,
+    ) -> Self {
+        Self {
+            name,
             strategy,
             limit,
             backing,
@@ -107,7 +116,7 @@ impl Arena {
             has_colours: false,
             #[cfg(test)]
             predictions: Default::default(),
-        })
+        }
     }
 
     /// Gives small blocks a place among the others from here on: what lies in slots is moved only where nothing else
@@ -184,7 +193,7 @@ impl Arena {
             match predicted {
                 Some((from, _)) if from == state.takings(refused) => {}
                 Some((_, next)) if now < next => until = Some(deadline.map_or(next, |deadline| deadline.min(next))),
-                _ if state.would_fit(&[size], &self.prospect(refused), &|_| false) => {
+                _ if self.would_come(&state, size, refused) => {
                     let took = now.elapsed();
                     predicted = Some((state.takings(refused), now + 2 * took));
                     #[cfg(test)]

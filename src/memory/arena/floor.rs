@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// The scratch at the bottom of one arena.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Floor {
     pub(super) span: Option<NodeId>,
     pub(super) bytes: Bytes,

@@ -4,11 +4,20 @@ use rustc_hash::FxHashSet;
 
 use crate::{
     memory::{
-        arena::{core::Arena, past::Past, prospects::Needs},
+        arena::{
+            core::Arena,
+            past::Past,
+            rehearsal::Needs,
+            state::{PlanInput, State},
+        },
         backing::Backing,
         block_table::BlockId,
-        compaction::costs::Costs,
+        compaction::{
+            costs::Costs,
+            layout::{Kind, Layout, Span},
+        },
         history::block_number,
+        imagined::Imagined,
     },
     units::Bytes,
 };
@@ -20,8 +29,7 @@ const UNIT: Bytes = Bytes::mib(1);
 const SMALL_BLOCKS: u64 = 64;
 
 impl Arena {
-    /// The least limit in whole MiB, at most `most`, under which `needs` would have found room. `device` makes one that
-    /// has all memory there could be, with this granularity and so much at most in advance.
+    /// The least limit in whole MiB, at most `most`, under which `needs` would have found room.
     ///
     /// All that happened since the start is done again under each limit, because under another one blocks lie elsewhere.
     /// Where blocks move, they move again as they would there, and `movable` says which of them could now. If the
@@ -32,7 +40,6 @@ impl Arena {
         &self,
         needs: &Needs,
         most: Bytes,
-        device: &dyn Fn(Bytes, Option<Bytes>) -> Box<dyn Backing>,
         (costs, movable): (&Costs, Option<&dyn Fn(BlockId) -> bool>),
     ) -> Option<Bytes> {
         let (past, may_move) = {
@@ -55,9 +62,9 @@ impl Arena {
             let more = limit.round_down(self.backing.granularity()).saturating_sub(self.limit);
             match (&past, movable) {
                 (Some(past), _) => self
-                    .again(limit, device)
+                    .again(limit)
                     .is_some_and(|arena| past.fits(&arena, needs, may_move.as_ref().map(|may_move| (costs, may_move)))),
-                (None, Some(movable)) => self.state.lock().would_open(needs, more, costs, movable).is_some(),
+                (None, Some(movable)) => self.state.lock().would_open(needs, more, costs, movable) == Some(true),
                 (None, None) => limit >= behind,
             }
         };
@@ -78,9 +85,9 @@ impl Arena {
     }
 
     /// An arena like this one with another limit, in which nothing has happened.
-    fn again(&self, limit: Bytes, device: &dyn Fn(Bytes, Option<Bytes>) -> Box<dyn Backing>) -> Option<Self> {
-        let device = device(self.backing.granularity(), self.backing.most_in_advance());
-        let mut arena = Self::new(String::new(), self.strategy, limit, device).ok()?;
+    fn again(&self, limit: Bytes) -> Option<Self> {
+        let device = Imagined::like(&self.backing, Imagined::ALL);
+        let mut arena = Self::new(String::new(), self.strategy, limit, Box::new(device)).ok()?;
         if !self.has_slots {
             arena.use_no_slots();
         }
@@ -88,5 +95,47 @@ impl Arena {
             arena.use_colours();
         }
         Some(arena)
+    }
+}
+
+impl State {
+    /// Of the scratch, what is not kept; a strategy without a place for it keeps none.
+    fn lacking_scratch(&self, needs: &Needs) -> Bytes {
+        match self.placement.bottom() {
+            Some(_) => needs.scratch.saturating_sub(self.scratch.bytes()),
+            None => Bytes::ZERO,
+        }
+    }
+
+    /// Whether moves of those that are `movable` would open a hole for all of `needs`, if blocks lay where they do under
+    /// a limit that allows so much `more`.
+    fn would_open(&self, needs: &Needs, more: Bytes, costs: &Costs, movable: &dyn Fn(BlockId) -> bool) -> Option<bool> {
+        let size = self.sum(&needs.arrays)?.checked_add(self.lacking_scratch(needs))?;
+        let mut input = PlanInput::default();
+        self.draw(&mut input, movable)?;
+        let layout = &mut input.layout;
+        if self.placement.bottom().is_some() {
+            widen(layout, more);
+        }
+        let fits = self.placement.fits_instead_of(size, self.placement.empty() + more);
+        Some(fits || self.plan_hole(layout, size, more, costs).is_some())
+    }
+}
+
+/// Draws the layout's last region so much larger: below the spans at its upper end that stay there, because they do in
+/// a larger region, too.
+fn widen(layout: &mut Layout, more: Bytes) {
+    let Some(more) = u32::try_from(more.get() >> layout.granule_shift).ok().filter(|&more| more > 0) else { return };
+    let staying = layout.spans.iter().rev().take_while(|span| span.kind == Kind::Fixed).count();
+    let at = layout.spans.len() - staying;
+    let Some(&below) = at.checked_sub(1).and_then(|below| layout.spans.get(below)) else { return };
+    for span in &mut layout.spans[at..] {
+        span.offset = span.offset.saturating_add(more);
+    }
+    if below.kind == Kind::Hole {
+        layout.spans[at - 1].size = below.size.saturating_add(more);
+    } else {
+        let (offset, region) = (below.end(), below.region);
+        layout.spans.insert(at, Span { region, offset, size: more, kind: Kind::Hole, node: None });
     }
 }

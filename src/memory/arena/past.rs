@@ -15,10 +15,8 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::{
     memory::{
         arena::{
-            compaction::{Compaction, Goal},
             core::Arena,
-            pinning::{PIN_BYTES, PIN_NANOS},
-            prospects::Needs,
+            rehearsal::{Needs, Rehearsal},
             state::State,
         },
         block_table::BlockId,
@@ -102,16 +100,14 @@ impl Past {
     /// Whether all of it finds room in an `arena` in which nothing has happened, and then `needs`: at once, or by moves.
     /// What programs under way use stays.
     pub(super) fn fits(&self, arena: &Arena, needs: &Needs, moves: Option<Moves<'_>>) -> bool {
-        let mut again = Again { arena, costs: moves.map(|(costs, _)| costs), ..Again::new(arena) };
+        let mut again = Again::new(Rehearsal::new(arena, moves.map(|(costs, _)| costs)));
         self.0.iter().all(|step| again.step(step)) && again.fits(needs, moves.map(|(_, may_move)| may_move))
     }
 }
 
 /// An arena in which the past happens again.
 struct Again<'a> {
-    arena: &'a Arena,
-    /// Where blocks move.
-    costs: Option<&'a Costs>,
+    rehearsal: Rehearsal<'a>,
     /// The blocks by their numbers in the history, with the program's run that they are for.
     blocks: FxHashMap<u64, (BlockId, u32)>,
     /// The scratch of a launch whose results are about to come, and the launch, once it is known.
@@ -119,8 +115,8 @@ struct Again<'a> {
 }
 
 impl<'a> Again<'a> {
-    fn new(arena: &'a Arena) -> Self {
-        Self { arena, costs: None, blocks: FxHashMap::default(), launch: None }
+    fn new(rehearsal: Rehearsal<'a>) -> Self {
+        Self { rehearsal, blocks: FxHashMap::default(), launch: None }
     }
 
     /// Whether a step found room.
@@ -131,11 +127,11 @@ impl<'a> Again<'a> {
                 // Results of a launch that is being prepared stay.
                 let own = OnceCell::new();
                 let own = || own.get_or_init(|| self.blocks_of(run));
-                let taken = self.take(size, &|other| run == 0 || !own().contains(&other));
+                let taken = self.rehearsal.take(size, &|other| run == 0 || !own().contains(&other));
                 self.blocks.extend(taken.map(|id| (block, (id, run))));
                 taken.is_some()
             }
-            Step::Free(block) => self.blocks.remove(&block).is_none_or(|(id, _)| self.arena.free(id).is_ok()),
+            Step::Free(block) => self.blocks.remove(&block).is_none_or(|(id, _)| self.rehearsal.arena.free(id).is_ok()),
             Step::Rename { from, to, run } => {
                 self.begin_run(run);
                 let renamed = self.blocks.remove(&from);
@@ -143,85 +139,24 @@ impl<'a> Again<'a> {
                 true
             }
             Step::Pin(block) => self.blocks.get(&block).is_none_or(|&(id, _)| {
-                self.make_way_for(id);
-                self.arena.pin(id).is_ok()
+                self.rehearsal.make_way_for(id);
+                self.rehearsal.arena.pin(id).is_ok()
             }),
-            Step::Unpin(block) => self.blocks.get(&block).is_none_or(|&(id, _)| self.arena.unpin(id).is_ok()),
+            Step::Unpin(block) => self.blocks.get(&block).is_none_or(|&(id, _)| self.rehearsal.arena.unpin(id).is_ok()),
             Step::Scratch(bytes) => {
                 self.end_launch();
                 self.launch = Some((bytes, None));
-                self.keep(bytes, &|_| true)
+                self.rehearsal.keep(bytes, &|_| true)
             }
         }
     }
 
-    /// Whether the whole of what is needed finds room now: one by one, or else in a hole opened for all.
+    /// Whether what is needed finds room now, where these blocks may move.
     fn fits(&mut self, needs: &Needs, may_move: Option<&FxHashSet<u64>>) -> bool {
         self.end_launch();
         let movable = self.blocks.iter().filter(|(number, _)| may_move.is_some_and(|all| all.contains(number)));
         let movable: FxHashSet<BlockId> = movable.map(|(_, &(id, _))| id).collect();
-        let movable = |id| movable.contains(&id);
-        if !self.keep(needs.scratch, &movable) {
-            return false;
-        }
-        let mut taken = Vec::with_capacity(needs.arrays.len());
-        let found = |taken: &mut Vec<BlockId>| {
-            needs.arrays.iter().all(|&size| {
-                let block = self.take(size, &movable);
-                taken.extend(block);
-                block.is_some()
-            })
-        };
-        if found(&mut taken) {
-            return true;
-        }
-        let freed = taken.drain(..).all(|id| self.arena.free(id).is_ok());
-        let sum = self.arena.state.lock().sum_of_arrays(needs);
-        let opened = sum.and_then(|sum| self.compact(Goal::Hole(sum), &movable));
-        freed
-            && opened.is_some_and(|opened| {
-                drop(opened);
-                found(&mut taken)
-            })
-    }
-
-    /// A block of this size: at once, or in a hole that moves open.
-    fn take(&self, size: Bytes, movable: &dyn Fn(BlockId) -> bool) -> Option<BlockId> {
-        let taken = self.arena.allocate(size).or_else(|full| match self.compact(Goal::Hole(size), movable) {
-            Some(compacted) => compacted.allocate(size),
-            None => Err(full),
-        });
-        taken.ok().map(|block| block.id)
-    }
-
-    /// Whether there is room for a program's scratch: at the low end, or elsewhere where that cannot be emptied.
-    fn keep(&self, bytes: Bytes, movable: &dyn Fn(BlockId) -> bool) -> bool {
-        let compacted = |goal| self.compact(goal, movable);
-        self.arena.begin_scratch(bytes).is_ok()
-            || compacted(Goal::Bottom(bytes)).is_some_and(|bottom| bottom.begin_scratch(bytes).is_ok())
-            || self.arena.begin_scratch_anywhere(bytes).is_ok()
-            || compacted(Goal::Hole(bytes)).is_some_and(|hole| hole.begin_scratch_anywhere(bytes).is_ok())
-    }
-
-    /// Moves blocks until there is room for `goal`, where blocks move.
-    fn compact(&self, goal: Goal, movable: &dyn Fn(BlockId) -> bool) -> Option<Compaction<'a>> {
-        carried_out(self.arena.plan(goal, self.costs?, movable).ok()?)
-    }
-
-    /// As the allocator does before an address is given to an outsider.
-    fn make_way_for(&self, id: BlockId) {
-        let Some(costs) = self.costs else { return };
-        let small = self.arena.state.lock().table.get(id).is_some_and(|record| record.requested <= PIN_BYTES);
-        if !small {
-            return;
-        }
-        let moved = match self.arena.plan_pin(id) {
-            Err(_) if self.arena.stands_amid(id) => {
-                self.arena.plan_pin_making_way(id, costs, PIN_NANOS, &|_| true).ok()
-            }
-            planned => planned.ok(),
-        };
-        drop(moved.and_then(carried_out));
+        self.rehearsal.fits((needs, None), &|id| movable.contains(&id))
     }
 
     fn blocks_of(&self, run: u32) -> FxHashSet<BlockId> {
@@ -239,15 +174,7 @@ impl<'a> Again<'a> {
 
     fn end_launch(&mut self) {
         if let Some((bytes, _)) = self.launch.take() {
-            self.arena.end_scratch(bytes);
+            self.rehearsal.arena.end_scratch(bytes);
         }
     }
-}
-
-/// A plan whose moves are made, in the books alone.
-fn carried_out(mut compaction: Compaction<'_>) -> Option<Compaction<'_>> {
-    for _ in 0..compaction.moves().len() {
-        compaction.commit().ok()?;
-    }
-    Some(compaction)
 }

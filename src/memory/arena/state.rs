@@ -14,6 +14,7 @@ use crate::{
         block_table::{BlockId, BlockTable, Record},
         compaction::layout::Layout,
         history::{EventKind, History, Note, block_number, pin_reason_code},
+        imagined::Imagined,
         provenance::{Execution, PinReason, Request, Timestamp},
         space::{
             index::Space,
@@ -38,7 +39,7 @@ pub(super) struct PlanInput {
 }
 
 /// The last block that lay in each span, by the node's number: entering costs a store, leaving nothing.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Owners(Vec<Option<BlockId>>);
 
 impl Owners {
@@ -87,7 +88,7 @@ impl Interrupted for State {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Counters {
     pub(super) in_use: Bytes,
     pub(super) pending: Bytes,
@@ -149,6 +150,19 @@ impl State {
             scopes: Scopes::default(),
             device_calls: 0,
             is_broken: false,
+        }
+    }
+
+    /// The same blocks in the same places, on another device. Who looks, what was noted, and what is under way stay
+    /// with the original.
+    pub(super) fn copy(&self, device: &Imagined) -> Self {
+        Self {
+            table: self.table.clone(),
+            counters: self.counters.clone(),
+            scratch: self.scratch.clone(),
+            owners: self.owners.clone(),
+            is_broken: self.is_broken,
+            ..Self::new(self.placement.copy(device))
         }
     }
 

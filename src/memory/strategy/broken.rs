@@ -4,8 +4,9 @@ use crate::{
     error::Error,
     memory::{
         backing::Backing,
+        imagined::Imagined,
         space::node::SpanState,
-        strategy::placement::{BlockPlace, Placed, Placement, Shortage, Supposed, Vacated},
+        strategy::placement::{BlockPlace, Placed, Placement, Shortage, Vacated},
     },
     region::{AddressRange, Region},
     units::Bytes,
@@ -39,8 +40,8 @@ impl Placement for Broken {
 
     fn released(&mut self, _: Bytes) {}
 
-    fn would_fit(&self, _: &[Bytes], _: &Supposed<'_>) -> bool {
-        false
+    fn copy(&self, _: &Imagined) -> Box<dyn Placement> {
+        Box::new(Self)
     }
 
     fn growth(&self) -> Bytes {

@@ -19,14 +19,14 @@ use crate::{
     error::{Code, Error},
     memory::{
         backing::{Backing, release_or_log},
+        imagined::Imagined,
         slab::{Class, ExtentId, MAX_EXTENT},
         space::{
             index::Space,
             node::{RegionId, SpanState},
         },
         strategy::{
-            growing::trial::{FIRST_REGION, Trial, surplus},
-            placement::{BlockPlace, Owned, Placed, Placement, Shortage, Supposed, Vacated},
+            placement::{BlockPlace, Owned, Placed, Placement, Shortage, Vacated},
             pool::{Emptied, Pool},
         },
     },
@@ -34,7 +34,8 @@ use crate::{
     units::Bytes,
 };
 
-mod trial;
+/// The first region, and how many empty bytes stay in any case.
+const FIRST_REGION: Bytes = Bytes::mib(2);
 
 /// How many allocations after a region left its return counts as a mistake: a few steps of a usual model.
 const REUSE_WINDOW: u64 = 1024;
@@ -155,7 +156,9 @@ impl Growing {
         if need > self.room() {
             return Err(short(None));
         }
-        let mut surplus = surplus(need, self.reserved, self.room(), backing.most_in_advance());
+        // No region but the request's own is larger than that.
+        let most = backing.most_in_advance().unwrap_or(Bytes::MAX).saturating_sub(need);
+        let mut surplus = self.reserved.max(FIRST_REGION).min(self.room()).saturating_sub(need).min(most);
         loop {
             surplus = surplus.round_down(self.granularity);
             match self.add_region(need + surplus, backing) {
@@ -291,21 +294,19 @@ impl Placement for Growing {
         self.reserved -= bytes;
     }
 
-    fn would_fit(&self, sizes: &[Bytes], supposed: &Supposed<'_>) -> bool {
-        let reserved = self.reserved - self.leaving;
-        let trial = Trial {
-            limit: self.limit,
+    fn copy(&self, device: &Imagined) -> Box<dyn Placement> {
+        Box::new(Self {
             pool: self.pool.clone(),
-            granularity: self.granularity,
-            extent_size: self.extent_size,
-            reserved,
-            // Of memory that the device refused, no more can come than what is released to it.
-            room: if supposed.refused { self.leaving } else { self.limit - reserved },
-            empty: self.empty,
-            keep: self.keep,
-            regions: 0,
-        };
-        trial.place_all(sizes, supposed)
+            regions: self.regions.copy(device),
+            extents: self.extents.copy(device),
+            reserved: self.reserved - self.leaving,
+            leaving: Bytes::ZERO,
+            ..*self
+        })
+    }
+
+    fn leaving(&self) -> Bytes {
+        self.leaving
     }
 
     fn growth(&self) -> Bytes {

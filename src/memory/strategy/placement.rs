@@ -6,6 +6,7 @@ use crate::{
     error::Error,
     memory::{
         backing::Backing,
+        imagined::Imagined,
         slab::SlotId,
         space::{
             index::Space,
@@ -55,17 +56,6 @@ pub(in crate::memory) struct Shortage {
     pub(in crate::memory) refusal: Option<Error>,
 }
 
-/// What is supposed where it is computed whether there would be room.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::memory) struct Supposed<'a> {
-    /// The device gives no more than what is released to it.
-    pub(in crate::memory) refused: bool,
-    /// As [`Backing::most_in_advance`].
-    pub(in crate::memory) most_in_advance: Option<Bytes>,
-    /// Blocks that are freed: where they lie, and what they are.
-    pub(in crate::memory) freed: &'a [(BlockPlace, SpanState)],
-}
-
 /// How space is obtained, divided and released. All sizes are in bytes of the device's memory.
 pub(in crate::memory) trait Placement: Send + fmt::Debug {
     /// Finds room for `size` bytes, with the device's help where the strategy takes memory on demand.
@@ -86,9 +76,13 @@ pub(in crate::memory) trait Placement: Send + fmt::Debug {
     /// Notes that surplus regions of so many bytes have been released to the device.
     fn released(&mut self, bytes: Bytes);
 
-    /// Whether `sizes`, placed one after the other, find room under what is supposed, once all leaving regions are
-    /// gone. The books are copied, and nothing changes. O(blocks).
-    fn would_fit(&self, sizes: &[Bytes], supposed: &Supposed<'_>) -> bool;
+    /// The same books with regions of another device, without those that are leaving. O(blocks).
+    fn copy(&self, device: &Imagined) -> Box<dyn Placement>;
+
+    /// Bytes of regions that are on their way back to the device.
+    fn leaving(&self) -> Bytes {
+        Bytes::ZERO
+    }
 
     /// What the limit still allows to be taken from the device.
     fn growth(&self) -> Bytes;
@@ -191,6 +185,10 @@ impl Owned {
 
     pub(super) fn take(&mut self, index: usize) -> Option<Region> {
         self.0.get_mut(index)?.take()
+    }
+
+    pub(super) fn copy(&self, device: &Imagined) -> Self {
+        Self(self.0.iter().map(|region| region.as_ref().map(|region| device.copy(region))).collect())
     }
 
     pub(super) fn ranges(&self) -> impl Iterator<Item = AddressRange> {

@@ -5,8 +5,9 @@
 use crate::{
     memory::{
         backing::Backing,
+        imagined::Imagined,
         space::node::SpanState,
-        strategy::placement::{BlockPlace, Owned, Placed, Placement, Shortage, Supposed, Vacated},
+        strategy::placement::{BlockPlace, Owned, Placed, Placement, Shortage, Vacated},
     },
     region::{AddressRange, Region},
     units::Bytes,
@@ -94,13 +95,18 @@ impl Placement for Platform {
         self.reserved -= bytes;
     }
 
-    fn would_fit(&self, sizes: &[Bytes], supposed: &Supposed<'_>) -> bool {
-        let freed: Bytes = supposed.freed.iter().map(|&(place, _)| self.bytes(place)).sum();
-        let coming = freed + self.leaving;
-        // Of memory that the device refused, no more can come than what is released to it.
-        let room = if supposed.refused { coming } else { self.limit.saturating_sub(self.reserved) + coming };
-        let need = |size: &Bytes| size.max(&Bytes::new(1)).checked_round_up(self.granularity);
-        sizes.iter().try_fold(room, |room, size| room.checked_sub(need(size)?)).is_some()
+    fn copy(&self, device: &Imagined) -> Box<dyn Placement> {
+        Box::new(Self {
+            mappings: self.mappings.copy(device),
+            vacant: self.vacant.clone(),
+            reserved: self.reserved - self.leaving,
+            leaving: Bytes::ZERO,
+            ..*self
+        })
+    }
+
+    fn leaving(&self) -> Bytes {
+        self.leaving
     }
 
     fn growth(&self) -> Bytes {

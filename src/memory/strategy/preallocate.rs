@@ -9,18 +9,19 @@ use crate::{
     error::Code,
     memory::{
         backing::{Backing, release_or_log},
+        imagined::Imagined,
         slab::{Class, ExtentId},
         space::{
             index::Space,
             node::{End, MIN_GRANULE, NodeId, RegionId, SpanState},
         },
         strategy::{
-            placement::{BlockPlace, Placed, Placement, Shortage, SmallBlock, Supposed, Vacated},
+            placement::{BlockPlace, Placed, Placement, Shortage, SmallBlock, Vacated},
             pool::{Emptied, Pool},
         },
     },
     region::{AddressRange, Region},
-    units::{Address, Bytes},
+    units::Bytes,
 };
 
 /// What is left behind each large array, so that equal arrays do not lie whole powers of two apart: in a step over
@@ -215,14 +216,8 @@ impl Placement for Preallocate {
 
     fn released(&mut self, _: Bytes) {}
 
-    fn would_fit(&self, sizes: &[Bytes], supposed: &Supposed<'_>) -> bool {
-        let mut books = self.books.clone();
-        if books.region.is_none() {
-            let nowhere = AddressRange { address: Address::new(1 << 52), bytes: books.limit };
-            books.region = books.pool.space.add_region(nowhere).ok();
-        }
-        supposed.freed.iter().for_each(|&(place, was)| books.vacate(place, was));
-        sizes.iter().all(|&size| books.place(size).is_some())
+    fn copy(&self, device: &Imagined) -> Box<dyn Placement> {
+        Box::new(Self { books: self.books.clone(), region: self.region.as_ref().map(|region| device.copy(region)) })
     }
 
     fn growth(&self) -> Bytes {

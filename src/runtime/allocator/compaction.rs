@@ -23,11 +23,10 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::{
-    device::imagined::Imagined,
     error::Result,
     memory::{
-        Backing, Block, BlockId, Compaction, Goal, Move, MoveBarrier, Needs, Obstacle, OutOfMemory, PIN_BYTES,
-        PIN_NANOS, Pinned, Request,
+        Block, BlockId, Compaction, Goal, Move, MoveBarrier, Needs, Obstacle, OutOfMemory, PIN_BYTES, PIN_NANOS,
+        Pinned, Request,
     },
     report::timeline::{TIMELINE, What},
     runtime::device_memory::{DeviceMemory, LockedForMove, Resident},
@@ -218,10 +217,24 @@ impl Movable {
     }
 }
 
-/// How many bytes would move until `needs` find room in one piece; `None` if no plan was found. Nothing moves.
-pub fn would_open(memory: &DeviceMemory, needs: &Needs) -> Option<Bytes> {
+/// How many bytes would move until `needs` find room, if all were gone that `goes` names; `None` if they would find none.
+/// Nothing moves.
+pub fn would_open(memory: &DeviceMemory, needs: &Needs, goes: &dyn Fn(BlockId) -> bool) -> Option<Bytes> {
     let (movable, _) = Movable::of(memory, |_| false);
-    memory.would_open(needs, &memory.carrier.costs(), &|block| movable.get(block).is_some())
+    let movable = |block| movable.get(block).is_some();
+    memory.would_open((needs, None), goes, &memory.carrier.costs(), &movable)
+}
+
+/// Whether the rest of what a call needs finds room by moves, of which it has blocks that are its `own` already. `None`
+/// where that depends on programs or transfers under way. Nothing moves.
+pub fn would_come(memory: &DeviceMemory, rest: &Needs, (whole, own): (&Needs, &[BlockId])) -> Option<bool> {
+    let (movable, in_use) = Movable::of(memory, |_| false);
+    if !in_use.is_empty() || !memory.pending().is_zero() {
+        return None;
+    }
+    let movable = |block| movable.get(block).is_some();
+    let moved = memory.would_open((rest, Some((whole, own))), &|_| false, &memory.carrier.costs(), &movable);
+    Some(moved.is_some())
 }
 
 /// The least limit, `most` at most, under which `needs` would have found room; where it `compacts`, by moves.
@@ -229,9 +242,7 @@ pub fn least_limit(memory: &DeviceMemory, needs: &Needs, most: Bytes, compacts: 
     let movable = compacts.then(|| Movable::of(memory, |_| false).0);
     let may_move = |block| movable.as_ref().is_some_and(|movable| movable.get(block).is_some());
     let may_move: &dyn Fn(BlockId) -> bool = &may_move;
-    let device =
-        |granularity, most_in_advance| -> Box<dyn Backing> { Box::new(Imagined::new(granularity, most_in_advance)) };
-    memory.least_limit(needs, most, &device, (&memory.carrier.costs(), compacts.then_some(may_move)))
+    memory.least_limit(needs, most, (&memory.carrier.costs(), compacts.then_some(may_move)))
 }
 
 /// Locks the residents of all moves, or none of them.

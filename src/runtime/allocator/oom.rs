@@ -103,11 +103,11 @@ pub fn exhausted(
     memory.complete(&mut blocks);
     let mut holders = holdings(in_use(&blocks));
     let rest = holders.split_off(holders.len().min(HOLDERS));
-    let more = call.needs.sum().and_then(|sum| sum.checked_sub(call.had)?.checked_sub(numbers.requested));
+    let more = call.needs.sum().and_then(|sum| sum.checked_sub(call.had.bytes)?.checked_sub(numbers.requested));
     let details = OomDetails {
         wanted: ORIGINS.label(provenance.origin),
         call: more
-            .map(|wanted| CallPart { had: call.had, wanted })
+            .map(|wanted| CallPart { had: call.had.bytes, wanted })
             .filter(|part| !(part.had.is_zero() && part.wanted.is_zero())),
         tried: if let SearchEnd::InVain(tried) = end { tried } else { None },
         // What divides the memory matters only where that is the cause.
@@ -161,7 +161,7 @@ fn hint(
     {
         return Some(Hint::Donate(donation));
     }
-    let would_open = |one: &Needed| compaction::would_open(&one.memory, &one.needs);
+    let would_open = |one: &Needed| compaction::would_open(&one.memory, &one.needs, &|_| false);
     if allocator.compaction == Compact::Off
         && let Some(moved) = needed
             .iter()

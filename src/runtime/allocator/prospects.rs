@@ -11,7 +11,7 @@ use rustc_hash::FxHashSet;
 use crate::{
     memory::{BlockId, MoveBarrier, Needs},
     runtime::{
-        allocator::{core::Allocator, spill::candidates::Candidates},
+        allocator::{compaction, core::Allocator, spill::candidates::Candidates},
         device_memory::{DeviceMemory, Resident, Tier},
     },
     units::Bytes,
@@ -23,7 +23,7 @@ pub struct CallNeeds {
     /// All that it needs beside its arguments.
     pub needs: Needs,
     /// What it has of that.
-    pub had: Bytes,
+    pub had: Had,
     /// Its arguments, where arrays are spilled: those that are on the device, without those that cannot go.
     pub present: Vec<Bytes>,
     /// And those that come back from the tier.
@@ -32,16 +32,35 @@ pub struct CallNeeds {
     pub elsewhere: Vec<(Arc<DeviceMemory>, CallNeeds)>,
 }
 
+/// What a call has of what it needs of one memory.
+#[derive(Clone, Default)]
+pub struct Had {
+    /// All together.
+    pub bytes: Bytes,
+    /// Whether its scratch is kept.
+    pub scratch: bool,
+    /// Blocks for the first of its arrays.
+    pub blocks: Vec<BlockId>,
+}
+
 impl CallNeeds {
     /// Those of a call that needs one array.
     pub fn of(size: Bytes) -> Self {
         Self { needs: Needs::of(size), ..Self::default() }
     }
 
-    /// All that has to lie in the memory at once, or has to go into it yet.
-    fn with_arguments(mut self) -> Needs {
-        self.needs.arrays.extend(self.present.into_iter().chain(self.waiting));
-        self.needs
+    /// What it does not have yet.
+    fn rest(&self) -> Needs {
+        Needs {
+            scratch: if self.had.scratch { Bytes::ZERO } else { self.needs.scratch },
+            arrays: self.needs.arrays.get(self.had.blocks.len()..).unwrap_or_default().to_vec(),
+            ..Needs::default()
+        }
+    }
+
+    /// All that it needs, once arguments that are `back` have come back.
+    fn after(self, back: Vec<Bytes>) -> Needs {
+        Needs { arguments: back, ..self.needs }
     }
 }
 
@@ -72,7 +91,7 @@ fn can_be_had_here(allocator: &Allocator, memory: &DeviceMemory, call: CallNeeds
     let within = stats.free_bytes + stats.pending_bytes + stats.slack_bytes + stats.reserved_bytes;
     let within = within + stats.limit.saturating_sub(stats.pool_bytes);
     let Some(sum) = call.needs.sum() else { return false };
-    if sum.saturating_sub(call.had) > within {
+    if sum.saturating_sub(call.had.bytes) > within {
         // What caches and programs keep looks as if it were in use. What has an owner stays.
         allocator.drain();
         let owned: Bytes = memory.residents.all().iter().filter_map(|one| Some(one.occupied()?.size)).sum();
@@ -80,12 +99,23 @@ fn can_be_had_here(allocator: &Allocator, memory: &DeviceMemory, call: CallNeeds
             return false;
         }
     }
-    stats.pinned_blocks == 0 || !compacts || fits_beside_kept(memory, call.needs)
+    if !compacts {
+        return true;
+    }
+    let rest = call.rest();
+    let parts = rest.arrays.len() + usize::from(!rest.scratch.is_zero());
+    // A plan for one array that cannot be had moves nothing.
+    let is_alone = parts <= 1 && call.had.blocks.is_empty();
+    match (!is_alone).then(|| compaction::would_come(memory, &rest, (&call.needs, &call.had.blocks))).flatten() {
+        Some(comes) => comes,
+        None => stats.pinned_blocks == 0 || fits_beside_kept(memory, call.needs),
+    }
 }
 
 /// As [`can_be_had`], where all arrays may go to the tier but those that outsiders keep.
 fn can_be_spilled_for(memory: &DeviceMemory, tier: &Tier, call: CallNeeds, compacts: bool) -> bool {
-    let (limit, present) = (memory.stats().limit, call.present.iter().copied().sum());
+    let sum = |arguments: &[Bytes]| arguments.iter().copied().sum::<Bytes>();
+    let (present, waiting) = (sum(&call.present), sum(&call.waiting));
     let (mut kept, mut others, mut wanted, mut are_in_use) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO, false);
     let mut arguments = FxHashSet::default();
     for resident in memory.residents.all() {
@@ -103,57 +133,60 @@ fn can_be_spilled_for(memory: &DeviceMemory, tier: &Tier, call: CallNeeds, compa
     }
     let tier_stats = tier.memory.stats();
     let room = tier_stats.free_bytes + tier_stats.limit.saturating_sub(tier_stats.pool_bytes) + tier.copies();
-    let waiting: Bytes = call.waiting.iter().copied().sum();
-    let has_none = call.had.is_zero();
-    let needs = call.with_arguments();
-    let Some(left) = needs.sum().and_then(|sum| limit.saturating_sub(kept).checked_sub(sum)) else { return false };
-    let must_go = others.saturating_sub(present).saturating_sub(left);
-    // Where nothing changes meanwhile, it is known which arrays go until the tier is full, and what they leave. The
-    // arguments may go, too, and come back side by side.
-    if !are_in_use && wanted <= present && waiting.is_zero() {
-        let (mut goes, bytes) = going(memory, tier, room);
-        goes.extend(arguments);
-        if bytes < must_go
-            || (has_none && !compacts && !fits_where(memory, needs.clone(), &|block| goes.contains(&block)))
-        {
-            return false;
-        }
+    let all: Vec<Bytes> = call.present.iter().chain(&call.waiting).copied().collect();
+    let Some(left) = call.needs.sum().and_then(|needs| {
+        memory.stats().limit.saturating_sub(kept).checked_sub(needs)?.checked_sub(present)?.checked_sub(waiting)
+    }) else {
+        return false;
+    };
+    if are_in_use || wanted > present {
+        let must_go = others.saturating_sub(present).saturating_sub(left);
+        return must_go <= room + waiting && fits_beside_kept(memory, call.after(all));
     }
-    must_go <= room + waiting && fits_beside_kept(memory, needs)
+    // Where nothing changes meanwhile, it is known which arrays go until the tier is full. If it is not full then, the
+    // arguments go, too, and come back side by side.
+    let (mut goes, room) = going(memory, tier, room);
+    goes.extend(&call.had.blocks);
+    let come_back = present <= room;
+    if come_back {
+        goes.extend(arguments);
+    }
+    let back = if come_back { all } else { call.waiting.clone() };
+    let needs = call.after(back);
+    let goes = |block| goes.contains(&block);
+    match compacts {
+        true => compaction::would_open(memory, &needs, &goes).is_some(),
+        false => memory.would_fit(&needs, &goes),
+    }
 }
 
-/// The blocks of the arrays that go until a tier with so much `room` is full, in the order in which they go, and their
-/// sizes, summed.
+/// The blocks of the arrays that go until a tier with so much `room` is full, in the order in which they go; and what
+/// room is left.
 fn going(memory: &DeviceMemory, tier: &Tier, mut room: Bytes) -> (FxHashSet<BlockId>, Bytes) {
     let mut candidates = Candidates::of(memory, tier, |_| true);
-    let (mut goes, mut bytes) = (FxHashSet::default(), Bytes::ZERO);
-    let mut refused = Bytes::MAX;
+    let (mut goes, mut refused) = (FxHashSet::default(), Bytes::MAX);
     while let Some(candidate) = candidates.pop_if(|candidate| candidate.has_copy || candidate.size < refused) {
         let takes = if candidate.has_copy { Bytes::ZERO } else { candidate.size };
         match room.checked_sub(takes) {
             Some(left) => {
                 room = left;
-                bytes += candidate.size;
                 goes.extend(candidate.resident.occupied().map(|occupied| occupied.block));
             }
             None => refused = takes,
         }
     }
-    (goes, bytes)
+    (goes, room)
 }
 
-/// Whether `needs` would fit if nothing were there but what outsiders keep.
-fn fits_beside_kept(memory: &DeviceMemory, needs: Needs) -> bool {
+/// Whether `needs` would fit if nothing were there but what outsiders keep: in this order, or the largest first.
+fn fits_beside_kept(memory: &DeviceMemory, mut needs: Needs) -> bool {
     let kept = memory.residents.all();
     let kept = kept.iter().filter(|resident| is_kept(&***resident)).filter_map(|resident: &Arc<_>| resident.occupied());
     let kept: FxHashSet<BlockId> = kept.map(|occupied| occupied.block).collect();
-    fits_where(memory, needs, &|block| !kept.contains(&block))
-}
-
-/// Whether `needs` would fit if all were gone that `goes` names: in this order, or the largest first.
-fn fits_where(memory: &DeviceMemory, mut needs: Needs, goes: &dyn Fn(BlockId) -> bool) -> bool {
-    memory.would_fit(&needs, goes) || {
+    let goes = |block: BlockId| !kept.contains(&block);
+    memory.would_fit(&needs, &goes) || {
+        needs.arrays.append(&mut needs.arguments);
         needs.arrays.sort_unstable_by(|one, other| other.cmp(one));
-        memory.would_fit(&needs, goes)
+        memory.would_fit(&needs, &goes)
     }
 }

@@ -17,6 +17,7 @@ use crate::{
             admission::{admit, may_admit_elsewhere},
             allocate::{LARGE_ARRAY, allocate, footprint, make_room_for_all, open_hole, reserve_scratch},
             pinned_host::admit_pinned,
+            prospects::Had,
             reclaim::{SearchEnd, WaitPolicy},
         },
         buffer::{BufferRef, CachedOutput},
@@ -118,7 +119,7 @@ impl<'a> DeviceLaunch<'a> {
         }
         let step = self.run.step;
         let Some(wanted) = &self.wanted else { return Ok(()) };
-        wanted.bring_back(memory, step, wait, &|| needs::of(call, index, memory, Bytes::ZERO))
+        wanted.bring_back(memory, step, wait, &|| needs::of(call, index, memory, Had::default()))
     }
 
     /// Reserves the program's scratch, and allocates and views every destination. `wait` says whether the
@@ -199,12 +200,18 @@ impl<'a> DeviceLaunch<'a> {
 
     /// What it has of `memory`.
     #[cold]
-    fn had(&self, program: &Program, memory: &Arc<DeviceMemory>) -> Bytes {
+    fn had(&self, program: &Program, memory: &Arc<DeviceMemory>) -> Had {
         let blocks = self.destinations.iter().chain(self.copies.iter().map(|copy| &copy.destination));
         let blocks = blocks.filter_map(|destination| destination.block.allocation());
-        let had: Bytes = blocks.filter(|block| Arc::ptr_eq(block.memory(), memory)).map(|block| block.size()).sum();
+        let blocks: Vec<&Allocation> = blocks.filter(|block| Arc::ptr_eq(block.memory(), memory)).collect();
         let is_arena = self.device.and_then(|device| device.arena.as_ref()).is_some_and(|own| Arc::ptr_eq(own, memory));
-        if self.scratch.is_some() && is_arena { had + program.scratch } else { had }
+        let scratch = self.scratch.as_ref().filter(|_| is_arena);
+        Had {
+            bytes: blocks.iter().map(|block| block.size()).sum::<Bytes>()
+                + scratch.map_or(Bytes::ZERO, |_| program.scratch),
+            scratch: scratch.is_some(),
+            blocks: blocks.iter().map(|block| block.block().id).collect(),
+        }
     }
 
     /// Frees what was prepared.

@@ -11,7 +11,7 @@ use crate::{
         allocator::{
             allocate::footprint,
             oom::{Needed, WithDonation, exhausted},
-            prospects::CallNeeds,
+            prospects::{CallNeeds, Had},
         },
         client::Device,
         device_memory::DeviceMemory,
@@ -23,17 +23,13 @@ use crate::{
 /// What the part of `call` for the device with this index needs of `memory`, of which it `had` so much; and what the
 /// call needs of its other devices, of which those with lower indices have all.
 #[cold]
-pub fn of(call: &Call<'_>, index: usize, memory: &Arc<DeviceMemory>, had: Bytes) -> CallNeeds {
+pub fn of(call: &Call<'_>, index: usize, memory: &Arc<DeviceMemory>, had: Had) -> CallNeeds {
     let mut needs = of_memory(call, index, call.device(index).1, memory);
     needs.had = had;
-    for other in (0..call.args.num_devices).filter(|&other| other != index) {
+    for other in index + 1..call.args.num_devices {
         let (_, device) = call.device(other);
         let Some(arena) = device.and_then(|device| device.arena.as_ref()) else { continue };
-        let mut elsewhere = of_memory(call, other, device, arena);
-        if other < index {
-            elsewhere.had = elsewhere.needs.sum().unwrap_or_default();
-        }
-        needs.elsewhere.push((Arc::clone(arena), elsewhere));
+        needs.elsewhere.push((Arc::clone(arena), of_memory(call, other, device, arena)));
     }
     needs
 }
@@ -51,7 +47,7 @@ fn of_memory(call: &Call<'_>, index: usize, device: Option<&Device>, memory: &Ar
             donation_copy::copied(call, index).into_iter().map(|argument| footprint(allocator, &argument.shape)),
         );
     }
-    let mut needs = CallNeeds { needs: Needs { scratch, arrays }, ..CallNeeds::default() };
+    let mut needs = CallNeeds { needs: Needs { scratch, arrays, ..Needs::default() }, ..CallNeeds::default() };
     if let Some(tier) = memory.tier.as_ref().filter(|_| is_arena) {
         add_arguments(&mut needs, call, index, (memory, &tier.memory));
     }
@@ -95,7 +91,7 @@ pub fn explain(call: &Call<'_>, unplaced: Unplaced) -> Failure {
         let pinned = device.pinned_memory_space().map(|space| space.arena());
         for memory in device.arena.iter().chain(pinned) {
             let CallNeeds { mut needs, waiting, .. } = of_memory(call, index, Some(device), memory);
-            needs.arrays.extend(waiting);
+            needs.arguments = waiting;
             needed.push(Needed { memory: Arc::clone(memory), needs });
         }
     }

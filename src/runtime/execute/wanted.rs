@@ -139,7 +139,7 @@ impl<'a> Wanted<'a> {
 #[cold]
 fn no_room(memory: &Arc<DeviceMemory>, mut shortage: NoRoom) -> Unplaced {
     let CallNeeds { needs, waiting, .. } = &mut *shortage.call;
-    needs.arrays.append(waiting);
+    needs.arguments.append(waiting);
     Unplaced::NoRoom(Arc::clone(memory), shortage)
 }
 
