@@ -193,7 +193,7 @@ impl Arena {
             match predicted {
                 Some((from, _)) if from == state.takings(refused) => {}
                 Some((_, next)) if now < next => until = Some(deadline.map_or(next, |deadline| deadline.min(next))),
-                _ if self.would_come(&state, size, refused) => {
+                _ if self.would_end(&state, size, refused) => {
                     let took = now.elapsed();
                     predicted = Some((state.takings(refused), now + 2 * took));
                     #[cfg(test)]

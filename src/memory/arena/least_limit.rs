@@ -18,6 +18,7 @@ use crate::{
         },
         history::block_number,
         imagined::Imagined,
+        provenance::Execution,
     },
     units::Bytes,
 };
@@ -29,7 +30,7 @@ const UNIT: Bytes = Bytes::mib(1);
 const SMALL_BLOCKS: u64 = 64;
 
 impl Arena {
-    /// The least limit in whole MiB, at most `most`, under which `needs` would have found room.
+    /// The least limit in whole MiB, at most `most`, under which `needs` of a `run` would have found room.
     ///
     /// All that happened since the start is done again under each limit, because under another one blocks lie elsewhere.
     /// Where blocks move, they move again as they would there, and `movable` says which of them could now. If the
@@ -38,7 +39,7 @@ impl Arena {
     /// O(n log n) for n blocks, or events.
     pub fn least_limit(
         &self,
-        needs: &Needs,
+        (needs, run): (&Needs, Execution),
         most: Bytes,
         (costs, movable): (&Costs, Option<&dyn Fn(BlockId) -> bool>),
     ) -> Option<Bytes> {
@@ -53,7 +54,7 @@ impl Arena {
                 let ids = state.table.iter().map(|(id, _)| id).filter(|&id| movable(id));
                 ids.map(block_number).collect::<FxHashSet<u64>>()
             };
-            (Past::of(&state), movable.map(numbers))
+            (Past::of(&state, run.step), movable.map(numbers))
         };
         let behind = self.limit.checked_add(needs.sum()?)?;
         let behind = behind.checked_add(Bytes::new(behind.get() / SMALL_BLOCKS))?.checked_round_up(UNIT)?;

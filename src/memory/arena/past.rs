@@ -53,12 +53,23 @@ enum Step {
     Scratch(Bytes),
 }
 
+impl Step {
+    /// The block that came for this run.
+    fn came(&self, run: u32) -> Option<u64> {
+        match *self {
+            Self::Take { block, run: of, .. } if of == run => Some(block),
+            _ => None,
+        }
+    }
+}
+
 /// How blocks move: at which costs, and which of them could at the end.
 pub(super) type Moves<'a> = (&'a Costs, &'a FxHashSet<u64>);
 
 impl Past {
-    /// `None` where the history does not know all of it, or much has moved.
-    pub(super) fn of(state: &State) -> Option<Self> {
+    /// What happened but for calls that failed, such as this `run`. `None` where the history does not know all of it, or
+    /// much has moved.
+    pub(super) fn of(state: &State, run: u32) -> Option<Self> {
         let events = state.history.since(0)?;
         let compactions = events.iter().filter(|event| event.kind() == EventKind::Compaction).count() as u64;
         if compactions * u64::from(state.table.len()) > MOST_PLANS {
@@ -89,11 +100,13 @@ impl Past {
                 EventKind::Free => steps.push(Step::Free(block)),
                 EventKind::Pin => steps.push(Step::Pin(block)),
                 EventKind::Unpin => steps.push(Step::Unpin(block)),
+                EventKind::OutOfMemory => forget(&mut steps, run),
                 EventKind::Scratch if event.bytes.get() > event.other => steps.push(Step::Scratch(event.bytes)),
                 _ => {}
             }
             before = Some(event);
         }
+        forget(&mut steps, run);
         Some(Self(steps))
     }
 
@@ -103,6 +116,23 @@ impl Past {
         let mut again = Again::new(Rehearsal::new(arena, moves.map(|(costs, _)| costs)));
         self.0.iter().all(|step| again.step(step)) && again.fits(needs, moves.map(|(_, may_move)| may_move))
     }
+}
+
+/// Forgets the last steps of a run that found no room for all that it needs: what it had was freed again.
+fn forget(steps: &mut Vec<Step>, run: u32) {
+    if run == 0 {
+        return;
+    }
+    let is_own = |step: &Step| step.came(run).is_some();
+    let first = steps.iter().position(is_own).unwrap_or(steps.len());
+    let first = if matches!(steps[..first].last(), Some(Step::Scratch(_))) { first - 1 } else { first };
+    let own: FxHashSet<u64> = steps[first..].iter().filter_map(|step| step.came(run)).collect();
+    let mut number = 0;
+    steps.retain(|step| {
+        number += 1;
+        let is_scratch = number == first + 1 && matches!(step, Step::Scratch(_));
+        !is_scratch && !is_own(step) && !matches!(step, Step::Free(block) if own.contains(block))
+    });
 }
 
 /// An arena in which the past happens again.

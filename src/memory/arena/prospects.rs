@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  would_fit    retired blocks, and others, are gone
-//!  would_open   and blocks move
+//!  would_come   some are gone, and blocks move
 //! ```
 //!
 //! So what an error of exhausted memory advises was tried before it is said, and what cannot help is not begun. Under
@@ -85,25 +85,28 @@ impl Arena {
         free_all(&copy, goes) && Rehearsal::new(&copy, None).fits((needs, None), &|_| false)
     }
 
-    /// As [`Self::would_fit`], where blocks may move that are live and `movable`. How many bytes would; `None` if there
-    /// is no room either. Where not all arrays find room one after the other, those that are the call's `own` are freed,
-    /// and the `whole` of the call looks for a hole for all of its arrays. O(n log n) for n blocks and each array.
-    pub fn would_open(
+    /// Whether `needs` would find room once the blocks of `goes` were freed, in that order, where blocks may move at these
+    /// costs that are live and `movable`. How many bytes would move; `None` if there is no room. Retired blocks stay.
+    /// Where not all arrays find room one after the other, those that are the call's `own` are freed, and the `whole` of
+    /// the call looks for a hole for all of its arrays. O(n log n) for n blocks and each array.
+    pub fn would_come(
         &self,
-        (needs, own): (&Needs, Option<(&Needs, &[BlockId])>),
-        goes: &dyn Fn(BlockId) -> bool,
-        costs: &Costs,
-        movable: &dyn Fn(BlockId) -> bool,
+        (needs, whole): (&Needs, Option<(&Needs, &[BlockId])>),
+        goes: &[BlockId],
+        moves: Option<(&Costs, &dyn Fn(BlockId) -> bool)>,
     ) -> Option<Bytes> {
         let copy = self.copy(&self.state.lock(), false);
         let before = copy.stats().moved_bytes;
-        let found = free_all(&copy, goes) && Rehearsal::new(&copy, Some(costs)).fits((needs, own), movable);
+        let freed = goes.iter().all(|&id| copy.free(id).is_ok());
+        let none: &dyn Fn(BlockId) -> bool = &|_| false;
+        let movable = moves.map_or(none, |(_, movable)| movable);
+        let found = freed && Rehearsal::new(&copy, moves.map(|(costs, _)| costs)).fits((needs, whole), movable);
         found.then(|| copy.stats().moved_bytes - before)
     }
 
     /// Whether a block of `size` would come once all retired blocks are freed; where the device has `refused` memory, of
     /// what is released to it then.
-    pub(super) fn would_come(&self, state: &State, size: Bytes, refused: bool) -> bool {
+    pub(super) fn would_end(&self, state: &State, size: Bytes, refused: bool) -> bool {
         let copy = self.copy(state, refused);
         free_all(&copy, &|_| false) && copy.allocate(size).is_ok()
     }

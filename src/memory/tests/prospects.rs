@@ -99,7 +99,7 @@ proptest! {
         let needs = Needs { arrays: arrays.clone(), ..Needs::default() };
         // Where a step failed, more of them go well under a higher limit.
         prop_assume!(all_found && !arena.would_fit(&needs, &|_| false));
-        let enough = arena.least_limit(&needs, Bytes::gib(1), (&Costs::COPY, None)).expect("a GiB is enough");
+        let enough = arena.least_limit((&needs, Execution::default()), Bytes::gib(1), (&Costs::COPY, None)).expect("a GiB is enough");
         prop_assert!(enough > limit);
         let works = |limit| {
             let (arena, all_found) = replay(kind, limit, &steps);
@@ -121,7 +121,10 @@ fn a_limit_is_not_advised_where_the_region_is_smaller_than_the_limit() {
     assert!(stats.limit == stats.pool_bytes && stats.limit < Bytes::mib(100), "{stats:?}");
     let oom = arena.allocate(Bytes::mib(60)).expect_err("less is free");
     assert!(!oom.to_string().contains("in one piece"), "{oom}");
-    assert_eq!(arena.least_limit(&Needs::of(Bytes::mib(60)), Bytes::gib(1), (&Costs::COPY, None)), None);
+    assert_eq!(
+        arena.least_limit((&Needs::of(Bytes::mib(60)), Execution::default()), Bytes::gib(1), (&Costs::COPY, None)),
+        None
+    );
 }
 
 #[test]
@@ -136,12 +139,14 @@ fn a_limit_counts_what_moves_and_what_is_kept_for_scratch() {
         arrays: arrays.iter().map(|&mib| Bytes::mib(mib)).collect(),
         ..Needs::default()
     };
-    let open = |needs: &Needs| arena.would_open((needs, None), &|_| false, &Costs::COPY, &|_| true);
+    let open = |needs: &Needs| arena.would_come((needs, None), &[], Some((&Costs::COPY, &|_| true)));
     // Nine are free: two that were scratch at the bottom and seven holes of one.
     assert!(open(&needs(0, &[9])).is_some_and(|moved| moved >= Bytes::mib(1)) && open(&needs(0, &[10])).is_none());
     assert!(open(&needs(3, &[4, 2])).is_some() && open(&needs(3, &[4, 3])).is_none());
     let all: &dyn Fn(BlockId) -> bool = &|_| true;
-    let least = |needs: &Needs, movable| arena.least_limit(needs, Bytes::mib(64), (&Costs::COPY, movable));
+    let least = |needs: &Needs, movable| {
+        arena.least_limit((needs, Execution::default()), Bytes::mib(64), (&Costs::COPY, movable))
+    };
     assert_eq!(least(&needs(3, &[4, 3]), Some(all)), Some(Bytes::mib(17)));
     // Nothing moves, and the history does not know how blocks came to lie where they do.
     assert_eq!(least(&needs(0, &[10]), None), Some(Bytes::mib(27)));

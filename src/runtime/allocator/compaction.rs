@@ -25,8 +25,8 @@ use smallvec::SmallVec;
 use crate::{
     error::Result,
     memory::{
-        Block, BlockId, Compaction, Goal, Move, MoveBarrier, Needs, Obstacle, OutOfMemory, PIN_BYTES, PIN_NANOS,
-        Pinned, Request,
+        Block, BlockId, Compaction, Execution, Goal, Move, MoveBarrier, Needs, Obstacle, OutOfMemory, PIN_BYTES,
+        PIN_NANOS, Pinned, Request,
     },
     report::timeline::{TIMELINE, What},
     runtime::device_memory::{DeviceMemory, LockedForMove, Resident},
@@ -217,12 +217,12 @@ impl Movable {
     }
 }
 
-/// How many bytes would move until `needs` find room, if all were gone that `goes` names; `None` if they would find none.
-/// Nothing moves.
-pub fn would_open(memory: &DeviceMemory, needs: &Needs, goes: &dyn Fn(BlockId) -> bool) -> Option<Bytes> {
+/// How many bytes would move until `needs` find room, if the blocks of `goes` were freed in that order; `None` if they
+/// would find none. Nothing moves.
+pub fn would_open(memory: &DeviceMemory, needs: &Needs, goes: &[BlockId]) -> Option<Bytes> {
     let (movable, _) = Movable::of(memory, |_| false);
     let movable = |block| movable.get(block).is_some();
-    memory.would_open((needs, None), goes, &memory.carrier.costs(), &movable)
+    memory.would_come((needs, None), goes, Some((&memory.carrier.costs(), &movable)))
 }
 
 /// Whether the rest of what a call needs finds room by moves, of which it has blocks that are its `own` already. `None`
@@ -233,16 +233,21 @@ pub fn would_come(memory: &DeviceMemory, rest: &Needs, (whole, own): (&Needs, &[
         return None;
     }
     let movable = |block| movable.get(block).is_some();
-    let moved = memory.would_open((rest, Some((whole, own))), &|_| false, &memory.carrier.costs(), &movable);
-    Some(moved.is_some())
+    let moves = (&memory.carrier.costs(), &movable as &dyn Fn(BlockId) -> bool);
+    Some(memory.would_come((rest, Some((whole, own))), &[], Some(moves)).is_some())
 }
 
-/// The least limit, `most` at most, under which `needs` would have found room; where it `compacts`, by moves.
-pub fn least_limit(memory: &DeviceMemory, needs: &Needs, most: Bytes, compacts: bool) -> Option<Bytes> {
+/// The least limit, `most` at most, under which `needs` of a `run` would have found room; where it `compacts`, by moves.
+pub fn least_limit(
+    memory: &DeviceMemory,
+    (needs, run): (&Needs, Execution),
+    most: Bytes,
+    compacts: bool,
+) -> Option<Bytes> {
     let movable = compacts.then(|| Movable::of(memory, |_| false).0);
     let may_move = |block| movable.as_ref().is_some_and(|movable| movable.get(block).is_some());
     let may_move: &dyn Fn(BlockId) -> bool = &may_move;
-    memory.least_limit(needs, most, (&memory.carrier.costs(), compacts.then_some(may_move)))
+    memory.least_limit((needs, run), most, (&memory.carrier.costs(), compacts.then_some(may_move)))
 }
 
 /// Locks the residents of all moves, or none of them.

@@ -17,7 +17,7 @@ use crate::{
     device::host,
     error::Error,
     memory::{
-        CallPart, Donation, Exhaustion, Hint, Holder, Needs, OomDetails, OutOfMemory,
+        CallPart, Donation, Execution, Exhaustion, Hint, Holder, Needs, OomDetails, OutOfMemory,
         history::{holdings, in_use},
     },
     runtime::{
@@ -122,7 +122,7 @@ pub fn exhausted(
         others: rest.iter().map(|sum| sum.blocks).sum(),
         other_bytes: rest.iter().map(|sum| sum.bytes).sum(),
         share: share(memory),
-        hint: hint(allocator, memory, &numbers, needed, with_donation),
+        hint: hint(allocator, (memory, provenance.run), &numbers, needed, with_donation),
     };
     numbers.story = Some(Box::new(details));
     let (code, mut text) = (numbers.code(), numbers.to_string());
@@ -140,10 +140,10 @@ pub fn exhausted(
     Error::new(code, text)
 }
 
-/// What would have made room for all that is `needed`, of which this `memory` had no room for some.
+/// What would have made room for all that is `needed` by a `run`, of which this `memory` had no room for some.
 fn hint(
     allocator: &Allocator,
-    memory: &DeviceMemory,
+    (memory, run): (&DeviceMemory, Execution),
     numbers: &OutOfMemory,
     needed: &[Needed],
     with_donation: Option<WithDonation>,
@@ -161,7 +161,7 @@ fn hint(
     {
         return Some(Hint::Donate(donation));
     }
-    let would_open = |one: &Needed| compaction::would_open(&one.memory, &one.needs, &|_| false);
+    let would_open = |one: &Needed| compaction::would_open(&one.memory, &one.needs, &[]);
     if allocator.compaction == Compact::Off
         && let Some(moved) = needed
             .iter()
@@ -177,11 +177,11 @@ fn hint(
     if numbers.refusal.is_some() || memory.group.is_some() || memory.tier.is_some() {
         return None;
     }
-    limit_hint(allocator, memory, needed)
+    limit_hint(allocator, (memory, run), needed)
 }
 
 /// The least limit under which all would have fitted.
-fn limit_hint(allocator: &Allocator, memory: &DeviceMemory, needed: &[Needed]) -> Option<Hint> {
+fn limit_hint(allocator: &Allocator, (memory, run): (&DeviceMemory, Execution), needed: &[Needed]) -> Option<Hint> {
     let is_own = |memory: &DeviceMemory| allocator.memories.iter().any(|own| std::ptr::eq(&**own, memory));
     let setting = if is_own(memory) { "PJRT_ARENA_LIMIT" } else { "PJRT_ARENA_PINNED_LIMIT" };
     let (owner, capacity, devices) = match &memory.shared {
@@ -195,7 +195,7 @@ fn limit_hint(allocator: &Allocator, memory: &DeviceMemory, needed: &[Needed]) -
     let mut enough = Bytes::ZERO;
     for one in needed {
         let limit = match is_own(&one.memory) == is_own(memory) {
-            true => compaction::least_limit(&one.memory, &one.needs, most, allocator.compacts())?,
+            true => compaction::least_limit(&one.memory, (&one.needs, run), most, allocator.compacts())?,
             // Another setting's: this one alone would not have helped.
             false if one.memory.would_fit(&one.needs, &|_| false) => continue,
             false => return None,

@@ -117,7 +117,7 @@ fn can_be_spilled_for(memory: &DeviceMemory, tier: &Tier, call: CallNeeds, compa
     let sum = |arguments: &[Bytes]| arguments.iter().copied().sum::<Bytes>();
     let (present, waiting) = (sum(&call.present), sum(&call.waiting));
     let (mut kept, mut others, mut wanted, mut are_in_use) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO, false);
-    let mut arguments = FxHashSet::default();
+    let mut arguments = Vec::new();
     for resident in memory.residents.all() {
         let Some(occupied) = resident.occupied() else { continue };
         if is_kept(&*resident) {
@@ -128,7 +128,7 @@ fn can_be_spilled_for(memory: &DeviceMemory, tier: &Tier, call: CallNeeds, compa
         are_in_use |= resident.move_barrier().is_some();
         if !resident.may_spill() {
             wanted += occupied.size;
-            arguments.insert(occupied.block);
+            arguments.push(occupied.block);
         }
     }
     let tier_stats = tier.memory.stats();
@@ -139,32 +139,31 @@ fn can_be_spilled_for(memory: &DeviceMemory, tier: &Tier, call: CallNeeds, compa
     }) else {
         return false;
     };
-    if are_in_use || wanted > present {
+    if are_in_use || wanted > present || !memory.pending().is_zero() {
         let must_go = others.saturating_sub(present).saturating_sub(left);
         return must_go <= room + waiting && fits_beside_kept(memory, call.after(all));
     }
     // Where nothing changes meanwhile, it is known which arrays go until the tier is full. If it is not full then, the
     // arguments go, too, and come back side by side.
-    let (mut goes, room) = going(memory, tier, room);
-    goes.extend(&call.had.blocks);
+    let mut goes = call.had.blocks.clone();
+    let room = going(memory, tier, room, &mut goes);
     let come_back = present <= room;
     if come_back {
         goes.extend(arguments);
     }
     let back = if come_back { all } else { call.waiting.clone() };
     let needs = call.after(back);
-    let goes = |block| goes.contains(&block);
     match compacts {
         true => compaction::would_open(memory, &needs, &goes).is_some(),
-        false => memory.would_fit(&needs, &goes),
+        false => memory.would_come((&needs, None), &goes, None).is_some(),
     }
 }
 
-/// The blocks of the arrays that go until a tier with so much `room` is full, in the order in which they go; and what
-/// room is left.
-fn going(memory: &DeviceMemory, tier: &Tier, mut room: Bytes) -> (FxHashSet<BlockId>, Bytes) {
+/// Adds to `goes` the blocks of the arrays that go until a tier with so much `room` is full, in the order in which they
+/// go; what room is left.
+fn going(memory: &DeviceMemory, tier: &Tier, mut room: Bytes, goes: &mut Vec<BlockId>) -> Bytes {
     let mut candidates = Candidates::of(memory, tier, |_| true);
-    let (mut goes, mut refused) = (FxHashSet::default(), Bytes::MAX);
+    let mut refused = Bytes::MAX;
     while let Some(candidate) = candidates.pop_if(|candidate| candidate.has_copy || candidate.size < refused) {
         let takes = if candidate.has_copy { Bytes::ZERO } else { candidate.size };
         match room.checked_sub(takes) {
@@ -175,7 +174,7 @@ fn going(memory: &DeviceMemory, tier: &Tier, mut room: Bytes) -> (FxHashSet<Bloc
             None => refused = takes,
         }
     }
-    (goes, room)
+    room
 }
 
 /// Whether `needs` would fit if nothing were there but what outsiders keep: in this order, or the largest first.
