@@ -17,6 +17,8 @@ mod dropped_in_flight;
 mod engines;
 mod executable;
 mod execute;
+mod exhausted;
+mod exhausted_in_vain;
 mod ffi;
 mod handed_on;
 mod idle;
