@@ -7,12 +7,13 @@ use std::{
     ptr,
 };
 
-use plugin_tests::{Buffer, Client, ElementType, Program, counters, in_child, plugin};
+use plugin_tests::{Buffer, Client, ElementType, Program, View, counters, in_child, plugin};
 
 use crate::{
     DIMS, MIB, eventually,
     exhausted::{STRATEGIES, Told, books, client, filled, size},
     ramp, settles_at,
+    views::{foreign, view_of},
 };
 
 /// Elements of 4 MiB.
@@ -141,6 +142,36 @@ fn c31_arena_scratch_counts_before_anything_is_spilled_for_it() {
         eventually("nothing has changed", || books() == before);
         kept.decrease().unwrap();
         assert_eq!(program.run1(&[&x]).unwrap().dims(), [256, 256], "there is room when it is let go");
+    });
+}
+
+#[test]
+fn c31_arena_no_array_is_spilled_for_the_first_copy_of_a_call_that_can_never_have_the_last() {
+    in_child!(&[], || {
+        for strategy in STRATEGIES {
+            let client = spilling(strategy, MIB, None);
+            let program = client.compile(&Program::donate_both()).unwrap();
+            // Arrays that programs may only read are copied before they are donated.
+            let mut outside = [foreign(1.0), foreign(2.0)];
+            let memory = Some(client.device().default_memory());
+            // SAFETY: the memory outlives the signals below.
+            let views = outside
+                .each_mut()
+                .map(|outside| unsafe { Buffer::view(&client, &View { memory, ..view_of(outside) }).unwrap() });
+            // Without the idle array there is room for one of two copies.
+            let kept = filled(&client, MIB - 4096);
+            kept.increase().unwrap();
+            let _idle = filled(&client, 4096);
+            let before = books();
+            let told = Told::of(program.run(&[&views[0].0, &views[1].0]));
+            told.has(&["\nspilled: 0B"]);
+            eventually("nothing has changed", || books() == before);
+            kept.decrease().unwrap();
+            for (view, released) in views {
+                drop(view);
+                released.wait();
+            }
+        }
     });
 }
 

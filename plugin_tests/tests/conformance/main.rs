@@ -18,6 +18,7 @@ mod engines;
 mod executable;
 mod execute;
 mod exhausted;
+mod exhausted_donated;
 mod exhausted_in_vain;
 mod ffi;
 mod handed_on;

@@ -6,15 +6,15 @@ use crate::{DIMS, MIB, N, limited, plus, ramp, settles_at, shared, ticket};
 
 /// 64-byte aligned floats.
 #[repr(align(64))]
-struct Aligned([f32; N + 16]);
+pub(crate) struct Aligned([f32; N + 16]);
 
-fn foreign(start: f32) -> Box<Aligned> {
+pub(crate) fn foreign(start: f32) -> Box<Aligned> {
     let mut memory = Box::new(Aligned([0.0; N + 16]));
     memory.0[..N].copy_from_slice(&ramp(start));
     memory
 }
 
-fn view_of(memory: &mut Aligned) -> View<'static> {
+pub(crate) fn view_of(memory: &mut Aligned) -> View<'static> {
     View {
         address: memory.0.as_mut_ptr().cast(),
         element_type: ElementType::F32,

@@ -17,7 +17,7 @@ use crate::{
             admission::{admit, may_admit_elsewhere},
             allocate::{LARGE_ARRAY, allocate, footprint, make_room_for_all, open_hole, reserve_scratch},
             pinned_host::admit_pinned,
-            prospects::Had,
+            prospects::{CallNeeds, Had},
             reclaim::{SearchEnd, WaitPolicy},
         },
         buffer::{BufferRef, CachedOutput},
@@ -32,7 +32,7 @@ use crate::{
             argument::{Argument, DonationCursor},
             call::{Call, Outputs},
             destination::{Destination, DestinationBlock},
-            donation_copy::DonationCopy,
+            donation_copy::{self, DonationCopy},
             needs,
             nested::NestedRun,
             unplaced::Unplaced,
@@ -152,7 +152,7 @@ impl<'a> DeviceLaunch<'a> {
         // Where the engine's own pool shares the memory, the scratch comes from it and is asked for last, because
         // arrays may take back what the pool does not need.
         if memory.shared.is_none() && program.scratch != Bytes::ZERO {
-            let needs = || needs::of(call, index, memory, self.had(program, memory));
+            let needs = || needs::of(call, index, memory, self.had(program, memory, &[]));
             let reserved = reserve_scratch(&loaded.client.allocator, memory, program.scratch, &needs);
             self.scratch = Some(reserved.map_err(|shortage| Unplaced::NoRoom(Arc::clone(memory), shortage))?);
         }
@@ -198,10 +198,30 @@ impl<'a> DeviceLaunch<'a> {
         self.try_place_destinations(call, index, device, wait)
     }
 
-    /// What it has of `memory`.
+    /// Copies the arguments that must be copied before they are donated; `wait` says whether their allocations wait.
+    ///
+    /// # Errors
+    /// As [`donation_copy::prepare`].
+    #[inline]
+    pub fn copy_arguments(&mut self, call: &Call<'a>, index: usize, wait: WaitPolicy) -> Result<(), Unplaced> {
+        let mut copies = std::mem::take(&mut self.copies);
+        let needs = |copies: &[DonationCopy]| self.needs_beside(call, index, copies);
+        let copied = donation_copy::prepare(call, index, self.device, (self.run, wait), &needs, &mut copies);
+        self.copies = copies;
+        copied
+    }
+
+    /// What the call needs of the device's arena, of which it has these copies.
     #[cold]
-    fn had(&self, program: &Program, memory: &Arc<DeviceMemory>) -> Had {
-        let blocks = self.destinations.iter().chain(self.copies.iter().map(|copy| &copy.destination));
+    fn needs_beside(&self, call: &Call<'a>, index: usize, copies: &[DonationCopy]) -> CallNeeds {
+        let Some(memory) = self.device.and_then(|device| device.arena.as_ref()) else { return CallNeeds::default() };
+        needs::of(call, index, memory, self.had(&call.loaded.program, memory, copies))
+    }
+
+    /// What it has of `memory`, with these copies.
+    #[cold]
+    fn had(&self, program: &Program, memory: &Arc<DeviceMemory>, copies: &[DonationCopy]) -> Had {
+        let blocks = self.destinations.iter().chain(copies.iter().map(|copy| &copy.destination));
         let blocks = blocks.filter_map(|destination| destination.block.allocation());
         let blocks: Vec<&Allocation> = blocks.filter(|block| Arc::ptr_eq(block.memory(), memory)).collect();
         let is_arena = self.device.and_then(|device| device.arena.as_ref()).is_some_and(|own| Arc::ptr_eq(own, memory));
@@ -384,13 +404,13 @@ impl<'a> DeviceLaunch<'a> {
             if space.arena().tier.is_some() && dropped.is_none() && !std::mem::replace(&mut planned, true) {
                 let own = plan.destinations[number..].iter().filter(|&&result| !loaded.program.is_pinned(result));
                 let rest = own.map(|&result| &*loaded.program.results[result]);
-                let needs = || needs::of(call, index, space.arena(), self.had(&loaded.program, space.arena()));
+                let needs = || needs::of(call, index, space.arena(), self.had(&loaded.program, space.arena(), &[]));
                 make_room_for_all(&client.allocator, space.arena(), rest, wait, &needs)?;
             }
             let (view, block) = match dropped {
                 Some(Reused { view, block, previous }) => (view, DestinationBlock::new(block, Some(previous))),
                 None => {
-                    let needs = || needs::of(call, index, space.arena(), self.had(&loaded.program, space.arena()));
+                    let needs = || needs::of(call, index, space.arena(), self.had(&loaded.program, space.arena(), &[]));
                     let allocation = allocate(&client.allocator, space.arena(), (shape, provenance), wait, &needs);
                     (None, DestinationBlock::new(allocation.map_err(full)?, None))
                 }

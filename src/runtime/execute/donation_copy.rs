@@ -48,8 +48,11 @@ pub struct DonationCopy {
     pub destination: Destination,
 }
 
+/// What the call needs, of which it has these copies.
+type CopyNeeds<'a> = &'a dyn Fn(&[DonationCopy]) -> CallNeeds;
+
 /// Copies those arguments of the device with the number `index` that must be copied. Costs a program one look at each
-/// argument that it donates. `wait` says whether their allocations wait.
+/// argument that it donates. `wait` says whether their allocations wait, which are a part of what the call `needs`.
 ///
 /// # Errors
 /// INVALID_ARGUMENT for an argument that was deleted or donated, RESOURCE_EXHAUSTED, or the engine's. The arguments are
@@ -60,11 +63,12 @@ pub fn prepare(
     index: usize,
     device: Option<&Device>,
     (execution, wait): (Execution, WaitPolicy),
+    needs: CopyNeeds<'_>,
     copies: &mut Vec<DonationCopy>,
 ) -> Result<(), Unplaced> {
     match &call.loaded.program.plan.donations {
         Donations::Only(donated) if !donated.is_empty() => {
-            prepare_each(call, index, device, (execution, wait), donated, copies)
+            prepare_each(call, index, (device, execution, wait), donated, needs, copies)
         }
         _ => Ok(()),
     }
@@ -77,9 +81,9 @@ pub fn prepare(
 fn prepare_each(
     call: &Call<'_>,
     index: usize,
-    device: Option<&Device>,
-    (execution, wait): (Execution, WaitPolicy),
+    (device, execution, wait): (Option<&Device>, Execution, WaitPolicy),
     donated: &[usize],
+    needs: CopyNeeds<'_>,
     copies: &mut Vec<DonationCopy>,
 ) -> Result<(), Unplaced> {
     for &argument in donated {
@@ -88,7 +92,9 @@ fn prepare_each(
         }
         let buffer = call.argument(index, argument)?;
         if is_copied(call, index, argument, buffer) {
-            copies.extend(copy_read_only(call.loaded, buffer, device, (execution, wait), argument)?);
+            let needs = || needs(copies);
+            let copy = copy_read_only(call.loaded, buffer, device, (execution, wait), argument, &needs)?;
+            copies.extend(copy);
         }
     }
     Ok(())
@@ -105,12 +111,13 @@ fn copy_read_only(
     device: Option<&Device>,
     (execution, wait): (Execution, WaitPolicy),
     argument: usize,
+    needs: &dyn Fn() -> CallNeeds,
 ) -> Result<Option<DonationCopy>, Unplaced> {
     if buffer.state().is_referenced() {
         return Ok(None);
     }
     // The array is defined, because the outsider's memory is aliased as it is.
-    copy(loaded, buffer, device, (execution, wait), argument, || Ok(buffer.get().read()?))
+    copy(loaded, buffer, device, (execution, wait), argument, needs, || Ok(buffer.get().read()?))
 }
 
 /// Copies an argument that a program from a host callback reads. The caller donated the array, so it is deleted like
@@ -127,9 +134,10 @@ pub fn copy_borrowed(
     argument: usize,
 ) -> Outcome<DonationCopy> {
     let lend = || buffer.get().lend().map(Some);
-    // The array is defined, because a program reads it already.
-    let copied = copy(loaded, buffer, device, (execution, WaitPolicy::LaunchWaits), argument, lend);
     let size = footprint(&loaded.client.allocator, &buffer.shape);
+    let needs = || CallNeeds::of(size);
+    // The array is defined, because a program reads it already.
+    let copied = copy(loaded, buffer, device, (execution, WaitPolicy::LaunchWaits), argument, &needs, lend);
     let explained = |unplaced| match unplaced {
         Unplaced::Failed(failure) => failure,
         Unplaced::NoRoom(memory, shortage) => {
@@ -156,7 +164,8 @@ fn is_copied(call: &Call<'_>, index: usize, argument: usize, buffer: BufferRef<'
     buffer.access == Access::ReadOnly && !call.keeps(argument) && call.comes_once(index, argument)
 }
 
-/// Copies an argument whose array is defined, if it lies in the device's own memory and `read` finds it.
+/// Copies an argument whose array is defined, if it lies in the device's own memory and `read` finds it. The copy is a
+/// part of what the call `needs`.
 ///
 /// # Errors
 /// As [`prepare`], or those of `read`.
@@ -166,6 +175,7 @@ fn copy<'a>(
     device: Option<&Device>,
     (execution, wait): (Execution, WaitPolicy),
     argument: usize,
+    needs: &dyn Fn() -> CallNeeds,
     read: impl FnOnce() -> Outcome<Option<Reading<'a>>>,
 ) -> Result<Option<DonationCopy>, Unplaced> {
     let client = &loaded.client;
@@ -173,8 +183,7 @@ fn copy<'a>(
     let Some(arena) = &device.arena else { return Ok(None) };
     // Allocated first: the allocation may wait, and a thread that reads an array must wait for nothing.
     let provenance = Provenance { origin: ORIGINS.of_shape(OriginKind::Copy, &buffer.shape), run: execution };
-    let needs = || CallNeeds::of(footprint(&client.allocator, &buffer.shape));
-    let allocation = allocate(&client.allocator, arena, (&buffer.shape, provenance), wait, &needs)
+    let allocation = allocate(&client.allocator, arena, (&buffer.shape, provenance), wait, needs)
         .map_err(|shortage| Unplaced::NoRoom(Arc::clone(arena), shortage))?;
     let Some(reading) = read()? else { return Ok(None) };
     let (from, bytes) = (reading.address(), buffer.shape.size);

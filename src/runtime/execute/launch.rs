@@ -181,7 +181,7 @@ impl<'a> Launch<'a> {
             }
             launch.prepare(&self.call, index, [first, holding])?;
             first = holding;
-            donation_copy::prepare(&self.call, index, launch.device, (launch.run, holding), &mut launch.copies)?;
+            launch.copy_arguments(&self.call, index, holding)?;
             if let Some(scratch) = &launch.scratch {
                 scratch.note_launch(launch.run);
             }
