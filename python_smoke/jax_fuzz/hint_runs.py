@@ -82,8 +82,6 @@ class Client:
         self.views: dict[str, Any] = {}
         self.compiled: dict[tuple[int, int], Callable[..., list[jax.Array]]] = {}
         self.go, self.threads = threading.Event(), list[threading.Thread]()
-        #: Bytes that busy programs hold on each device.
-        self.busy = [0, 0]
         _no_client()
         settings = {"zero_copy": "off", **self.settings}
         if settings["spill"] == "folder":
@@ -114,7 +112,6 @@ class Client:
         for thread in self.threads:
             thread.join(LONGEST)
         self.threads.clear()
-        self.busy = [0, 0]
         self.settle()
 
     def settle(self) -> None:
@@ -200,12 +197,11 @@ class Client:
         if not entered.wait(LONGEST):
             raise TimeoutError("a program with a callback does not begin")
         self.threads.append(thread)
-        self.busy[where] += array.nbytes
         array.delete()
 
     def _known(self, operation: Operation, device: int) -> tuple[Known, bool]:
         """What is known of a call on a device before it, and whether it can never succeed there."""
-        sizes, is_all, stay = list[int](), True, set[str](self.views)
+        sizes, is_all, stay, arguments = list[int](), True, set[str](self.views), list[int]()
         match operation:
             case Put(_, bytes_, where) if where in (device, BOTH):
                 sizes = [bytes_]
@@ -214,12 +210,14 @@ class Client:
                 sizes = [self._bytes(names[i]) for i in range(what.updates) if i not in donated]
                 sizes += what.results
                 stay |= {name for number, name in enumerate(names) if number not in donated}
+                arguments = [self._bytes(name) for name in names]
                 is_all = not donated and not (what.scratch and self.settings["strategy"] == "tpu")
         stats = memory.stats()[device]
         spills = self.settings["spill"] != "off"
         stays = sum(self._bytes(name) for name in stay if name in self.arrays and self._is_on(name, device))
-        stays = stays + self.busy[device] if spills else stats.bytes_in_use + stats.pending_bytes
-        known = Known(stats.strategy, spills, sizes, is_all, stats.bytes_in_use, stats.num_live_blocks)
+        # What busy programs hold comes back, though nobody waits for it.
+        stays = stays if spills else stats.bytes_in_use + stats.pending_bytes
+        known = Known(stats.strategy, spills, sizes, is_all, arguments, stats.bytes_in_use, stats.num_live_blocks)
         # Arrays that are donated give their memory to results.
         return known, is_all and sum(sizes) + stays > self.limit
 

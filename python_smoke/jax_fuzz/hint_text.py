@@ -146,6 +146,8 @@ class Known:
     sizes: list[int]
     #: Whether `sizes` is all that the call asks for.
     is_all: bool
+    #: Sizes of its arguments, which may have to come back from where they were spilled to.
+    arguments: list[int]
     in_use: int
     blocks: int
 
@@ -177,7 +179,7 @@ def faults(told: Told, known: Known) -> Iterator[str]:
     if (
         not told.is_scratch
         and known.sizes
-        and told.requested not in known.sizes
+        and told.requested not in known.sizes + (known.arguments if known.spills else [])
         and not (told.wanted and not known.is_all)
     ):
         yield f"{told.requested} bytes are no size of the call's: {known.sizes}"
@@ -186,7 +188,8 @@ def faults(told: Told, known: Known) -> Iterator[str]:
         yield "several results, and no line says what the call had and wanted"
     if known.is_all and told.had and told.wanted and not told.is_scratch:
         whole = told.had + exactly(told.requested) + told.wanted
-        small = sum(size for size in known.sizes if size <= SMALL)
+        # Arguments that come back are a part of it, too.
+        small = sum(size for size in known.sizes if size <= SMALL) + (sum(known.arguments) if known.spills else 0)
         if not whole.meets(exactly(sum(large)), small + SMALL):
             yield f"the call had and wanted {whole} together, and it is of {sum(known.sizes)} bytes"
     if told.fits is not None and told.fits >= told.requested and told.had is None:

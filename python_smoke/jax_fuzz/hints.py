@@ -107,7 +107,8 @@ def examine(program: Program) -> tuple[list[Exhausted], Counter[str]]:
             if told.kind == "wait":
                 released.add(number)
                 if again := _after_a_wait(client, number, program):
-                    error.faults.append(("wait", f"after the wait there is no room either:\n{again}"))
+                    if not _is_next_call(program, error, (number, again)):
+                        error.faults.append(("wait", f"after the wait there is no room either:\n{again}"))
                     skipped.add(number)
             else:
                 skipped.add(number)
@@ -124,8 +125,8 @@ def examine(program: Program) -> tuple[list[Exhausted], Counter[str]]:
 
 
 def _vain(failure: Failure, busy: bool, has_hope: bool) -> Iterator[tuple[str, str]]:
-    # What comes to pass after a wait may have been worth moves.
-    if failure.moved and (failure.is_too_much or not has_hope):
+    # What comes to pass when programs have ended may have been worth moves.
+    if failure.moved and (failure.is_too_much or not (has_hope or busy)):
         kind = "vain, beyond the limit" if failure.is_too_much else "vain, in pieces"
         yield kind, f"{failure.moved} arrays were moved, spilled or brought back for a call that fails"
     if not busy and failure.seconds > AT_ONCE:

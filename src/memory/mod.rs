@@ -66,6 +66,7 @@ pub use crate::memory::arena::ScopeId;
 pub use crate::memory::arena::Scoped;
 pub use crate::memory::arena::Surplus;
 pub use crate::memory::arena::Survey;
+pub use crate::memory::arena::Trial;
 pub use crate::memory::backing::Backing;
 pub use crate::memory::backing::Strategy;
 pub use crate::memory::barrier::MoveBarrier;

@@ -29,6 +29,9 @@ const UNIT: Bytes = Bytes::mib(1);
 /// Small blocks, and what is left behind large ones, take so small a part of a larger limit.
 const SMALL_BLOCKS: u64 = 64;
 
+/// So many steps of the past are done again where each limit is tried: a tenth of a second's work.
+const MOST_STEPS: u64 = 1 << 18;
+
 impl Arena {
     /// The least limit in whole MiB, at most `most`, under which `needs` of a `run` would have found room.
     ///
@@ -70,13 +73,22 @@ impl Arena {
             }
         };
         let most = most.get() / UNIT.get();
-        let (mut below, mut enough) = (self.limit.get() / UNIT.get(), (behind.get() / UNIT.get()).min(most));
+        let (own, mut enough) = (self.limit.get() / UNIT.get(), (behind.get() / UNIT.get()).min(most));
+        // What is used stays, and what is needed comes beside it.
+        let least = self.used().checked_add(needs.sum()?)?.checked_round_up(UNIT)?;
+        let mut below = own.max(least.get() / UNIT.get() - 1);
         // Blocks that lie elsewhere may leave less in one piece.
         while enough > below && !fits(enough) {
             (below, enough) = (enough, (2 * enough - below).min(most));
         }
         if enough <= below {
             return None;
+        }
+        // One that is lower than another that is not enough may be, so each is tried, where that does not take long.
+        let work = past.as_ref().map_or(u64::MAX, Past::len).saturating_mul(enough - below);
+        if work <= MOST_STEPS {
+            enough = (below + 1..enough).find(|&limit| fits(limit)).unwrap_or(enough);
+            return Some(Bytes::new(enough * UNIT.get()));
         }
         while enough - below > 1 {
             let middle = below.midpoint(enough);

@@ -55,6 +55,7 @@ pub use crate::memory::arena::idle::Surplus;
 pub use crate::memory::arena::pinning::PIN_BYTES;
 pub use crate::memory::arena::pinning::PIN_NANOS;
 pub use crate::memory::arena::prospects::Exhaustion;
+pub use crate::memory::arena::prospects::Trial;
 pub use crate::memory::arena::recording::Scoped;
 pub use crate::memory::arena::recording::Survey;
 pub use crate::memory::arena::rehearsal::Needs;

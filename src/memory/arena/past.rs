@@ -22,6 +22,7 @@ use crate::{
         block_table::BlockId,
         compaction::costs::Costs,
         history::{Event, EventKind},
+        provenance::Provenance,
     },
     units::Bytes,
 };
@@ -41,6 +42,8 @@ enum Step {
         run: u32,
     },
     Free(u64),
+    /// Its owner let go of it, and a program may use it still: it does not move.
+    Retire(u64),
     /// A block became another one in the same place.
     Rename {
         from: u64,
@@ -98,6 +101,7 @@ impl Past {
                     }
                 }
                 EventKind::Free => steps.push(Step::Free(block)),
+                EventKind::Retire => steps.push(Step::Retire(block)),
                 EventKind::Pin => steps.push(Step::Pin(block)),
                 EventKind::Unpin => steps.push(Step::Unpin(block)),
                 EventKind::OutOfMemory => forget(&mut steps, run),
@@ -108,6 +112,11 @@ impl Past {
         }
         forget(&mut steps, run);
         Some(Self(steps))
+    }
+
+    /// How many steps it has.
+    pub(super) fn len(&self) -> u64 {
+        self.0.len() as u64
     }
 
     /// Whether all of it finds room in an `arena` in which nothing has happened, and then `needs`: at once, or by moves.
@@ -162,10 +171,15 @@ impl<'a> Again<'a> {
                 taken.is_some()
             }
             Step::Free(block) => self.blocks.remove(&block).is_none_or(|(id, _)| self.rehearsal.arena.free(id).is_ok()),
+            Step::Retire(block) => {
+                self.blocks.get(&block).is_none_or(|&(id, _)| self.rehearsal.arena.retire(id).is_ok())
+            }
             Step::Rename { from, to, run } => {
                 self.begin_run(run);
-                let renamed = self.blocks.remove(&from);
-                self.blocks.extend(renamed.map(|(id, _)| (to, (id, run))));
+                let Some((id, _)) = self.blocks.remove(&from) else { return true };
+                // What was not retired is the same block.
+                let id = self.rehearsal.arena.reuse_in_place(id, Provenance::default()).unwrap_or(id);
+                self.blocks.insert(to, (id, run));
                 true
             }
             Step::Pin(block) => self.blocks.get(&block).is_none_or(|&(id, _)| {

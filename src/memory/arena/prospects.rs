@@ -40,6 +40,17 @@ pub struct Exhaustion {
     pub blocks: Vec<BlockInfo>,
 }
 
+/// A copy of an arena, which takes blocks that the arena does not know of.
+#[derive(Debug)]
+pub struct Trial(Arena);
+
+impl Trial {
+    /// Whether it takes another block of this size.
+    pub fn takes(&self, size: Bytes) -> bool {
+        self.0.allocate(size).is_ok()
+    }
+}
+
 impl Arena {
     /// As [`Self::allocate`], for the last time.
     ///
@@ -102,6 +113,11 @@ impl Arena {
         let movable = moves.map_or(none, |(_, movable)| movable);
         let found = freed && Rehearsal::new(&copy, moves.map(|(costs, _)| costs)).fits((needs, whole), movable);
         found.then(|| copy.stats().moved_bytes - before)
+    }
+
+    /// A copy, to see what it takes. O(blocks).
+    pub fn trial(&self) -> Trial {
+        Trial(self.copy(&self.state.lock(), false))
     }
 
     /// Whether a block of `size` would come once all retired blocks are freed; where the device has `refused` memory, of

@@ -161,8 +161,10 @@ fn hint(
     {
         return Some(Hint::Donate(donation));
     }
+    // Where arrays are spilled, others would lie there if they moved.
     let would_open = |one: &Needed| compaction::would_open(&one.memory, &one.needs, &[]);
     if allocator.compaction == Compact::Off
+        && memory.tier.is_none()
         && let Some(moved) = needed
             .iter()
             .map(|one| if fits(one) { Some(Bytes::ZERO) } else { would_open(one) })

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashSet;
 
 use crate::{
-    memory::{BlockId, MoveBarrier, Needs},
+    memory::{BlockId, MoveBarrier, Needs, Trial},
     runtime::{
         allocator::{compaction, core::Allocator, spill::candidates::Candidates},
         device_memory::{DeviceMemory, Resident, Tier},
@@ -146,8 +146,9 @@ fn can_be_spilled_for(memory: &DeviceMemory, tier: &Tier, call: CallNeeds, compa
     // Where nothing changes meanwhile, it is known which arrays go until the tier is full. If it is not full then, the
     // arguments go, too, and come back side by side.
     let mut goes = call.had.blocks.clone();
-    let room = going(memory, tier, room, &mut goes);
-    let come_back = present <= room;
+    let mut room = TierRoom::of(tier, room);
+    going(memory, tier, &mut room, &mut goes);
+    let come_back = call.present.iter().all(|&size| room.takes(size));
     if come_back {
         goes.extend(arguments);
     }
@@ -159,22 +160,40 @@ fn can_be_spilled_for(memory: &DeviceMemory, tier: &Tier, call: CallNeeds, compa
     }
 }
 
-/// Adds to `goes` the blocks of the arrays that go until a tier with so much `room` is full, in the order in which they
-/// go; what room is left.
-fn going(memory: &DeviceMemory, tier: &Tier, mut room: Bytes, goes: &mut Vec<BlockId>) -> Bytes {
+/// What a tier takes.
+enum TierRoom {
+    /// Blocks, as they come.
+    Blocks(Trial),
+    /// So many bytes, by the numbers: copies that are kept there give way to others.
+    Bytes(Bytes),
+}
+
+impl TierRoom {
+    /// That of a `tier` with so much room.
+    fn of(tier: &Tier, room: Bytes) -> Self {
+        if tier.copies().is_zero() { Self::Blocks(tier.memory.trial()) } else { Self::Bytes(room) }
+    }
+
+    /// Whether it takes another array of this size.
+    fn takes(&mut self, size: Bytes) -> bool {
+        match self {
+            Self::Blocks(trial) => trial.takes(size),
+            Self::Bytes(room) => room.checked_sub(size).map(|left| *room = left).is_some(),
+        }
+    }
+}
+
+/// Adds to `goes` the blocks of the arrays that go until a tier with this `room` is full, in the order in which they go.
+fn going(memory: &DeviceMemory, tier: &Tier, room: &mut TierRoom, goes: &mut Vec<BlockId>) {
     let mut candidates = Candidates::of(memory, tier, |_| true);
     let mut refused = Bytes::MAX;
     while let Some(candidate) = candidates.pop_if(|candidate| candidate.has_copy || candidate.size < refused) {
-        let takes = if candidate.has_copy { Bytes::ZERO } else { candidate.size };
-        match room.checked_sub(takes) {
-            Some(left) => {
-                room = left;
-                goes.extend(candidate.resident.occupied().map(|occupied| occupied.block));
-            }
-            None => refused = takes,
+        if candidate.has_copy || room.takes(candidate.size) {
+            goes.extend(candidate.resident.occupied().map(|occupied| occupied.block));
+        } else {
+            refused = candidate.size;
         }
     }
-    room
 }
 
 /// Whether `needs` would fit if nothing were there but what outsiders keep: in this order, or the largest first.
