@@ -182,7 +182,6 @@ class Client:
     def _begin(self, array: jax.Array) -> None:
         """Has a program use an array until `release`."""
         entered, go = threading.Event(), self.go
-        where = self._where(array)
 
         def wait(value: Any) -> Any:
             entered.set()

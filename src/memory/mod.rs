@@ -15,7 +15,7 @@
 //!           |     `-- slab               up to 4 KiB: slots in pages in extents
 //!           `-- platform                 one region per block
 //!                 |
-//!              Backing                   the device: allocates regions (host, fake, ...)
+//!              Backing                   the device: allocates regions (host, fake, ..., imagined)
 //! ```
 //!
 //! A *region* is one contiguous allocation of the device. A *block* is what a caller holds; a *hole* is a part of a
@@ -49,6 +49,7 @@ mod tests;
 pub mod tiles;
 
 pub use crate::memory::arena::Arena;
+pub use crate::memory::arena::ArenaCopy;
 pub use crate::memory::arena::ArenaGuard;
 pub use crate::memory::arena::Block;
 pub use crate::memory::arena::BlockInfo;
@@ -66,7 +67,6 @@ pub use crate::memory::arena::ScopeId;
 pub use crate::memory::arena::Scoped;
 pub use crate::memory::arena::Surplus;
 pub use crate::memory::arena::Survey;
-pub use crate::memory::arena::Trial;
 pub use crate::memory::backing::Backing;
 pub use crate::memory::backing::Strategy;
 pub use crate::memory::barrier::MoveBarrier;

@@ -8,9 +8,9 @@
 //! ```
 //!
 //! `core` is the arena, and `state` what its lock guards. Six files add to it: `compaction` moves blocks, `pinning`
-//! keeps blocks in place, `prospects` computes what would find room, `reuse` gives retired ones another owner,
-//! `scratch` keeps the low end for programs,
-//! `recording` notes events.
+//! keeps blocks in place, `prospects` tries in a copy what would find room, `reuse` gives retired ones another owner,
+//! `scratch` keeps the low end for programs, `recording` notes events. `least_limit` has the `past` happen again in an
+//! arena with another limit; what a call does there and in a copy is a `rehearsal`.
 //!
 //! The lock is held for tens of nanoseconds, except while a strategy asks the device for memory or a compaction is
 //! planned. No thread waits while it holds the lock, and nothing is called under it but
@@ -54,8 +54,8 @@ pub use crate::memory::arena::core::ArenaGuard;
 pub use crate::memory::arena::idle::Surplus;
 pub use crate::memory::arena::pinning::PIN_BYTES;
 pub use crate::memory::arena::pinning::PIN_NANOS;
+pub use crate::memory::arena::prospects::ArenaCopy;
 pub use crate::memory::arena::prospects::Exhaustion;
-pub use crate::memory::arena::prospects::Trial;
 pub use crate::memory::arena::recording::Scoped;
 pub use crate::memory::arena::recording::Survey;
 pub use crate::memory::arena::rehearsal::Needs;

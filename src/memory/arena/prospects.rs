@@ -42,9 +42,9 @@ pub struct Exhaustion {
 
 /// A copy of an arena, which takes blocks that the arena does not know of.
 #[derive(Debug)]
-pub struct Trial(Arena);
+pub struct ArenaCopy(Arena);
 
-impl Trial {
+impl ArenaCopy {
     /// Whether it takes another block of this size.
     pub fn takes(&self, size: Bytes) -> bool {
         self.0.allocate(size).is_ok()
@@ -116,8 +116,8 @@ impl Arena {
     }
 
     /// A copy, to see what it takes. O(blocks).
-    pub fn trial(&self) -> Trial {
-        Trial(self.copy(&self.state.lock(), false))
+    pub fn to_try(&self) -> ArenaCopy {
+        ArenaCopy(self.copy(&self.state.lock(), false))
     }
 
     /// Whether a block of `size` would come once all retired blocks are freed; where the device has `refused` memory, of
@@ -143,6 +143,21 @@ impl Arena {
 
     fn with_blocks(&self, state: &State, numbers: OutOfMemory) -> Exhaustion {
         Exhaustion { numbers: Box::new(numbers), blocks: state.blocks().collect() }
+    }
+}
+
+impl State {
+    /// The same blocks in the same places, on another device. Who looks, what was noted, and what is under way stay
+    /// with the original.
+    fn copy(&self, device: &Imagined) -> Self {
+        Self {
+            table: self.table.clone(),
+            counters: self.counters.clone(),
+            scratch: self.scratch.clone(),
+            owners: self.owners.clone(),
+            is_broken: self.is_broken,
+            ..Self::new(self.placement.copy(device))
+        }
     }
 }
 

@@ -14,7 +14,6 @@ use crate::{
         block_table::{BlockId, BlockTable, Record},
         compaction::layout::Layout,
         history::{EventKind, History, Note, block_number, pin_reason_code},
-        imagined::Imagined,
         provenance::{Execution, PinReason, Request, Timestamp},
         space::{
             index::Space,
@@ -150,19 +149,6 @@ impl State {
             scopes: Scopes::default(),
             device_calls: 0,
             is_broken: false,
-        }
-    }
-
-    /// The same blocks in the same places, on another device. Who looks, what was noted, and what is under way stay
-    /// with the original.
-    pub(super) fn copy(&self, device: &Imagined) -> Self {
-        Self {
-            table: self.table.clone(),
-            counters: self.counters.clone(),
-            scratch: self.scratch.clone(),
-            owners: self.owners.clone(),
-            is_broken: self.is_broken,
-            ..Self::new(self.placement.copy(device))
         }
     }
 

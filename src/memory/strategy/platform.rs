@@ -41,6 +41,17 @@ impl Platform {
         }
     }
 
+    /// As [`Placement::copy`].
+    pub(super) fn copied(&self, device: &Imagined) -> Self {
+        Self {
+            mappings: self.mappings.copy(device),
+            vacant: self.vacant.clone(),
+            reserved: self.reserved - self.leaving,
+            leaving: Bytes::ZERO,
+            ..*self
+        }
+    }
+
     fn bytes(&self, place: BlockPlace) -> Bytes {
         match place {
             BlockPlace::Mapping { index } => {
@@ -96,13 +107,7 @@ impl Placement for Platform {
     }
 
     fn copy(&self, device: &Imagined) -> Box<dyn Placement> {
-        Box::new(Self {
-            mappings: self.mappings.copy(device),
-            vacant: self.vacant.clone(),
-            reserved: self.reserved - self.leaving,
-            leaving: Bytes::ZERO,
-            ..*self
-        })
+        Box::new(self.copied(device))
     }
 
     fn leaving(&self) -> Bytes {

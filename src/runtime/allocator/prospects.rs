@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashSet;
 
 use crate::{
-    memory::{BlockId, MoveBarrier, Needs, Trial},
+    memory::{ArenaCopy, BlockId, MoveBarrier, Needs},
     runtime::{
         allocator::{compaction, core::Allocator, spill::candidates::Candidates},
         device_memory::{DeviceMemory, Resident, Tier},
@@ -163,7 +163,7 @@ fn can_be_spilled_for(memory: &DeviceMemory, tier: &Tier, call: CallNeeds, compa
 /// What a tier takes.
 enum TierRoom {
     /// Blocks, as they come.
-    Blocks(Trial),
+    Blocks(Box<ArenaCopy>),
     /// So many bytes, by the numbers: copies that are kept there give way to others.
     Bytes(Bytes),
 }
@@ -171,13 +171,13 @@ enum TierRoom {
 impl TierRoom {
     /// That of a `tier` with so much room.
     fn of(tier: &Tier, room: Bytes) -> Self {
-        if tier.copies().is_zero() { Self::Blocks(tier.memory.trial()) } else { Self::Bytes(room) }
+        if tier.copies().is_zero() { Self::Blocks(Box::new(tier.memory.to_try())) } else { Self::Bytes(room) }
     }
 
     /// Whether it takes another array of this size.
     fn takes(&mut self, size: Bytes) -> bool {
         match self {
-            Self::Blocks(trial) => trial.takes(size),
+            Self::Blocks(copy) => copy.takes(size),
             Self::Bytes(room) => room.checked_sub(size).map(|left| *room = left).is_some(),
         }
     }
