@@ -162,7 +162,8 @@ def _is_next_call(program: Program, at: Exhausted, failed: tuple[int, str]) -> b
 
 
 def _compact(program: Program, at: Exhausted) -> Iterator[tuple[str, str]]:
-    if failed := rerun(program, at, compact="on"):
+    failed = rerun(program, at, compact="on")
+    if failed and not _is_next_call(program, at, failed):
         yield "compact", f"compaction makes no room: {_said(program, failed)}"
 
 

@@ -20,6 +20,7 @@ use crate::{
             state::State,
             watched::Watched,
         },
+        backing::release_or_log,
         block_table::BlockId,
         compaction::costs::Costs,
         imagined::Imagined,
@@ -92,7 +93,7 @@ impl Arena {
     /// Whether `needs` would find room if all retired blocks, and those that `goes` names, were freed, nothing else
     /// changing. Scratch that no program under way needs makes room. O(blocks).
     pub fn would_fit(&self, needs: &Needs, goes: &dyn Fn(BlockId) -> bool) -> bool {
-        let copy = self.copy(&self.state.lock(), false);
+        let copy = self.copy();
         free_all(&copy, goes) && Rehearsal::new(&copy, None).fits((needs, None), &|_| false)
     }
 
@@ -106,7 +107,7 @@ impl Arena {
         goes: &[BlockId],
         moves: Option<(&Costs, &dyn Fn(BlockId) -> bool)>,
     ) -> Option<Bytes> {
-        let copy = self.copy(&self.state.lock(), false);
+        let copy = self.copy();
         let before = copy.stats().moved_bytes;
         let freed = goes.iter().all(|&id| copy.free(id).is_ok());
         let none: &dyn Fn(BlockId) -> bool = &|_| false;
@@ -117,22 +118,28 @@ impl Arena {
 
     /// A copy, to see what it takes. O(blocks).
     pub fn to_try(&self) -> ArenaCopy {
-        ArenaCopy(self.copy(&self.state.lock(), false))
+        ArenaCopy(self.copy())
     }
 
     /// Whether a block of `size` would come once all retired blocks are freed; where the device has `refused` memory, of
-    /// what is released to it then.
+    /// what is released to it then. Only the strategy's books are copied: threads that wait ask again and again.
     pub(super) fn would_end(&self, state: &State, size: Bytes, refused: bool) -> bool {
-        let copy = self.copy(state, refused);
-        free_all(&copy, &|_| false) && copy.allocate(size).is_ok()
-    }
-
-    /// The same arena on a device that is imagined, and has all memory there could be; or, if the real one has
-    /// `refused` some, what is about to be released to it.
-    fn copy(&self, state: &State, refused: bool) -> Self {
         let left = if refused { state.placement.leaving() } else { Imagined::ALL };
         let device = Imagined::like(&self.backing, left);
-        let state = state.copy(&device);
+        let mut placement = state.placement.copy(&device);
+        for (_, record) in state.table.iter().filter(|(_, record)| record.state == SpanState::Retired) {
+            if let Some(region) = placement.vacate(record.place, record.state).surplus {
+                placement.released(region.bytes);
+                release_or_log(&device, region);
+            }
+        }
+        placement.place(size, &device).is_ok()
+    }
+
+    /// The same arena on a device that is imagined, and has all memory there could be.
+    fn copy(&self) -> Self {
+        let device = Imagined::like(&self.backing, Imagined::ALL);
+        let state = self.state.lock().copy(&device);
         Self::of_state(Arc::clone(&self.name), state, (self.strategy, self.limit), Watched::new(Box::new(device)))
     }
 
