@@ -46,7 +46,7 @@ impl Backing for Imagined {
             Ok(_) => Ok(self.nowhere.region(bytes)),
             Err(left) => {
                 let left = Bytes::new(left);
-                Err(Error::new(Code::ResourceExhausted, format!("a device that is imagined has {left}, not {bytes}")))
+                Err(Error::new(Code::ResourceExhausted, format!("{left} left")))
             }
         }
     }

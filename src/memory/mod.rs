@@ -49,7 +49,6 @@ mod tests;
 pub mod tiles;
 
 pub use crate::memory::arena::Arena;
-pub use crate::memory::arena::ArenaCopy;
 pub use crate::memory::arena::ArenaGuard;
 pub use crate::memory::arena::Block;
 pub use crate::memory::arena::BlockInfo;

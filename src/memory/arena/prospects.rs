@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  would_fit    retired blocks, and others, are gone
-//!  would_come   some are gone, and blocks move
+//!  would_come   blocks move
 //! ```
 //!
 //! So what an error of exhausted memory advises was tried before it is said, and what cannot help is not begun. Under
@@ -39,17 +39,6 @@ pub struct Exhaustion {
     pub numbers: Box<OutOfMemory>,
     /// The blocks, in no order.
     pub blocks: Vec<BlockInfo>,
-}
-
-/// A copy of an arena, which takes blocks that the arena does not know of.
-#[derive(Debug)]
-pub struct ArenaCopy(Arena);
-
-impl ArenaCopy {
-    /// Whether it takes another block of this size.
-    pub fn takes(&self, size: Bytes) -> bool {
-        self.0.allocate(size).is_ok()
-    }
 }
 
 impl Arena {
@@ -97,28 +86,20 @@ impl Arena {
         free_all(&copy, goes) && Rehearsal::new(&copy, None).fits((needs, None), &|_| false)
     }
 
-    /// Whether `needs` would find room once the blocks of `goes` were freed, in that order, where blocks may move at these
-    /// costs that are live and `movable`. How many bytes would move; `None` if there is no room. Retired blocks stay.
+    /// Whether `needs` would find room where blocks may move at these costs that are live and `movable`. How many bytes
+    /// would move; `None` if there is no room. Retired blocks stay.
     /// Where not all arrays find room one after the other, those that are the call's `own` are freed, and the `whole` of
     /// the call looks for a hole for all of its arrays. O(n log n) for n blocks and each array.
     pub fn would_come(
         &self,
         (needs, whole): (&Needs, Option<(&Needs, &[BlockId])>),
-        goes: &[BlockId],
-        moves: Option<(&Costs, &dyn Fn(BlockId) -> bool)>,
+        costs: &Costs,
+        movable: &dyn Fn(BlockId) -> bool,
     ) -> Option<Bytes> {
         let copy = self.copy();
         let before = copy.stats().moved_bytes;
-        let freed = goes.iter().all(|&id| copy.free(id).is_ok());
-        let none: &dyn Fn(BlockId) -> bool = &|_| false;
-        let movable = moves.map_or(none, |(_, movable)| movable);
-        let found = freed && Rehearsal::new(&copy, moves.map(|(costs, _)| costs)).fits((needs, whole), movable);
+        let found = Rehearsal::new(&copy, Some(costs)).fits((needs, whole), movable);
         found.then(|| copy.stats().moved_bytes - before)
-    }
-
-    /// A copy, to see what it takes. O(blocks).
-    pub fn to_try(&self) -> ArenaCopy {
-        ArenaCopy(self.copy())
     }
 
     /// Whether a block of `size` would come once all retired blocks are freed; where the device has `refused` memory, of

@@ -149,7 +149,7 @@ fn a_limit_counts_what_moves_and_what_is_kept_for_scratch() {
         arrays: arrays.iter().map(|&mib| Bytes::mib(mib)).collect(),
         ..Needs::default()
     };
-    let open = |needs: &Needs| arena.would_come((needs, None), &[], Some((&Costs::COPY, &|_| true)));
+    let open = |needs: &Needs| arena.would_come((needs, None), &Costs::COPY, &|_| true);
     // Nine are free: two that were scratch at the bottom and seven holes of one.
     assert!(open(&needs(0, &[9])).is_some_and(|moved| moved >= Bytes::mib(1)) && open(&needs(0, &[10])).is_none());
     assert!(open(&needs(3, &[4, 2])).is_some() && open(&needs(3, &[4, 3])).is_none());

@@ -217,12 +217,11 @@ impl Movable {
     }
 }
 
-/// How many bytes would move until `needs` find room, if the blocks of `goes` were freed in that order; `None` if they
-/// would find none. Nothing moves.
-pub fn would_open(memory: &DeviceMemory, needs: &Needs, goes: &[BlockId]) -> Option<Bytes> {
+/// How many bytes would move until `needs` find room; `None` if they would find none. Nothing moves.
+pub fn would_open(memory: &DeviceMemory, needs: &Needs) -> Option<Bytes> {
     let (movable, _) = Movable::of(memory, |_| false);
     let movable = |block| movable.get(block).is_some();
-    memory.would_come((needs, None), goes, Some((&memory.carrier.costs(), &movable)))
+    memory.would_come((needs, None), &memory.carrier.costs(), &movable)
 }
 
 /// Whether the rest of what a call needs finds room by moves, of which it has blocks that are its `own` already. `None`
@@ -233,8 +232,7 @@ pub fn would_come(memory: &DeviceMemory, rest: &Needs, (whole, own): (&Needs, &[
         return None;
     }
     let movable = |block| movable.get(block).is_some();
-    let moves = (&memory.carrier.costs(), &movable as &dyn Fn(BlockId) -> bool);
-    Some(memory.would_come((rest, Some((whole, own))), &[], Some(moves)).is_some())
+    Some(memory.would_come((rest, Some((whole, own))), &memory.carrier.costs(), &movable).is_some())
 }
 
 /// The least limit, `most` at most, under which `needs` of a `run` would have found room; where it `compacts`, by moves.

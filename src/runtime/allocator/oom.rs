@@ -162,7 +162,7 @@ fn hint(
         return Some(Hint::Donate(donation));
     }
     // Where arrays are spilled, others would lie there if they moved.
-    let would_open = |one: &Needed| compaction::would_open(&one.memory, &one.needs, &[]);
+    let would_open = |one: &Needed| compaction::would_open(&one.memory, &one.needs);
     if allocator.compaction == Compact::Off
         && memory.tier.is_none()
         && let Some(moved) = needed

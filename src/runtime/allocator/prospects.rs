@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashSet;
 
 use crate::{
-    memory::{ArenaCopy, BlockId, MoveBarrier, Needs},
+    memory::{BlockId, MoveBarrier, Needs},
     runtime::{
         allocator::{compaction, core::Allocator, spill::candidates::Candidates},
         device_memory::{DeviceMemory, Resident, Tier},
@@ -58,9 +58,9 @@ impl CallNeeds {
         }
     }
 
-    /// All that it needs, once arguments that are `back` have come back.
-    fn after(self, back: Vec<Bytes>) -> Needs {
-        Needs { arguments: back, ..self.needs }
+    /// All that has to lie in the memory at once, or has to go into it yet.
+    fn with_arguments(self) -> Needs {
+        Needs { arguments: self.present.into_iter().chain(self.waiting).collect(), ..self.needs }
     }
 }
 
@@ -81,7 +81,7 @@ pub fn can_be_had(allocator: &Allocator, memory: &DeviceMemory, mut call: CallNe
 fn can_be_had_here(allocator: &Allocator, memory: &DeviceMemory, call: CallNeeds) -> bool {
     let compacts = allocator.compacts();
     if let Some(tier) = &memory.tier {
-        return can_be_spilled_for(memory, tier, call, compacts);
+        return can_be_spilled_for(memory, tier, call);
     }
     // Nothing else is done than to wait for retired blocks, which the arena knows to help.
     if !compacts && memory.group.is_none() {
@@ -102,6 +102,7 @@ fn can_be_had_here(allocator: &Allocator, memory: &DeviceMemory, call: CallNeeds
     if !compacts {
         return true;
     }
+    allocator.drain();
     let rest = call.rest();
     let parts = rest.arrays.len() + usize::from(!rest.scratch.is_zero());
     // A plan for one array that cannot be had moves nothing.
@@ -113,11 +114,10 @@ fn can_be_had_here(allocator: &Allocator, memory: &DeviceMemory, call: CallNeeds
 }
 
 /// As [`can_be_had`], where all arrays may go to the tier but those that outsiders keep.
-fn can_be_spilled_for(memory: &DeviceMemory, tier: &Tier, call: CallNeeds, compacts: bool) -> bool {
+fn can_be_spilled_for(memory: &DeviceMemory, tier: &Tier, call: CallNeeds) -> bool {
     let sum = |arguments: &[Bytes]| arguments.iter().copied().sum::<Bytes>();
     let (present, waiting) = (sum(&call.present), sum(&call.waiting));
     let (mut kept, mut others, mut wanted, mut are_in_use) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO, false);
-    let mut arguments = Vec::new();
     for resident in memory.residents.all() {
         let Some(occupied) = resident.occupied() else { continue };
         if is_kept(&*resident) {
@@ -128,72 +128,38 @@ fn can_be_spilled_for(memory: &DeviceMemory, tier: &Tier, call: CallNeeds, compa
         are_in_use |= resident.move_barrier().is_some();
         if !resident.may_spill() {
             wanted += occupied.size;
-            arguments.push(occupied.block);
         }
     }
     let tier_stats = tier.memory.stats();
     let room = tier_stats.free_bytes + tier_stats.limit.saturating_sub(tier_stats.pool_bytes) + tier.copies();
-    let all: Vec<Bytes> = call.present.iter().chain(&call.waiting).copied().collect();
     let Some(left) = call.needs.sum().and_then(|needs| {
         memory.stats().limit.saturating_sub(kept).checked_sub(needs)?.checked_sub(present)?.checked_sub(waiting)
     }) else {
         return false;
     };
-    if are_in_use || wanted > present || !memory.pending().is_zero() {
-        let must_go = others.saturating_sub(present).saturating_sub(left);
-        return must_go <= room + waiting && fits_beside_kept(memory, call.after(all));
+    let must_go = others.saturating_sub(present).saturating_sub(left);
+    // Where nothing changes meanwhile, it is known which arrays go until the tier is full.
+    if !are_in_use && wanted <= present && waiting.is_zero() && going(memory, tier, room) < must_go {
+        return false;
     }
-    // Where nothing changes meanwhile, it is known which arrays go until the tier is full. If it is not full then, the
-    // arguments go, too, and come back side by side.
-    let mut goes = call.had.blocks.clone();
-    let mut room = TierRoom::of(tier, room);
-    going(memory, tier, &mut room, &mut goes);
-    let come_back = call.present.iter().all(|&size| room.takes(size));
-    if come_back {
-        goes.extend(arguments);
-    }
-    let back = if come_back { all } else { call.waiting.clone() };
-    let needs = call.after(back);
-    match compacts {
-        true => compaction::would_open(memory, &needs, &goes).is_some(),
-        false => memory.would_come((&needs, None), &goes, None).is_some(),
-    }
+    must_go <= room + waiting && fits_beside_kept(memory, call.with_arguments())
 }
 
-/// What a tier takes.
-enum TierRoom {
-    /// Blocks, as they come.
-    Blocks(Box<ArenaCopy>),
-    /// So many bytes, by the numbers: copies that are kept there give way to others.
-    Bytes(Bytes),
-}
-
-impl TierRoom {
-    /// That of a `tier` with so much room.
-    fn of(tier: &Tier, room: Bytes) -> Self {
-        if tier.copies().is_zero() { Self::Blocks(Box::new(tier.memory.to_try())) } else { Self::Bytes(room) }
-    }
-
-    /// Whether it takes another array of this size.
-    fn takes(&mut self, size: Bytes) -> bool {
-        match self {
-            Self::Blocks(copy) => copy.takes(size),
-            Self::Bytes(room) => room.checked_sub(size).map(|left| *room = left).is_some(),
-        }
-    }
-}
-
-/// Adds to `goes` the blocks of the arrays that go until a tier with this `room` is full, in the order in which they go.
-fn going(memory: &DeviceMemory, tier: &Tier, room: &mut TierRoom, goes: &mut Vec<BlockId>) {
+/// The bytes of the arrays that go until a tier with so much `room` is full, in the order in which they go.
+fn going(memory: &DeviceMemory, tier: &Tier, mut room: Bytes) -> Bytes {
     let mut candidates = Candidates::of(memory, tier, |_| true);
-    let mut refused = Bytes::MAX;
+    let (mut bytes, mut refused) = (Bytes::ZERO, Bytes::MAX);
     while let Some(candidate) = candidates.pop_if(|candidate| candidate.has_copy || candidate.size < refused) {
-        if candidate.has_copy || room.takes(candidate.size) {
-            goes.extend(candidate.resident.occupied().map(|occupied| occupied.block));
-        } else {
-            refused = candidate.size;
+        let takes = if candidate.has_copy { Bytes::ZERO } else { candidate.size };
+        match room.checked_sub(takes) {
+            Some(left) => {
+                room = left;
+                bytes += candidate.size;
+            }
+            None => refused = takes,
         }
     }
+    bytes
 }
 
 /// Whether `needs` would fit if nothing were there but what outsiders keep: in this order, or the largest first.
