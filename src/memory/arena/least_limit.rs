@@ -35,8 +35,8 @@ const MOST_STEPS: u64 = 1 << 18;
 impl Arena {
     /// The least limit in whole MiB, at most `most`, under which `needs` of a `run` would have found room.
     ///
-    /// All that happened since the start is done again under each limit, because under another one blocks lie elsewhere.
-    /// Where blocks move, they move again as they would there, and `movable` says which of them could now. If the
+    /// All that happened since the start is done again under each limit, because under another one blocks lie
+    /// elsewhere. Where blocks move, they move again as they would there, and `movable` says which of them could now. If the
     /// history does not know all, or doing it again would take long, the blocks are supposed to lie where they do, with
     /// more room behind them. `None` where none is enough, or it is not the limit that is in the way. O(log n) times
     /// O(n log n) for n blocks, or events.
@@ -120,8 +120,8 @@ impl State {
         }
     }
 
-    /// Whether moves of those that are `movable` would open a hole for all of `needs`, if blocks lay where they do under
-    /// a limit that allows so much `more`.
+    /// Whether moves of those that are `movable` would open a hole for all of `needs`, if blocks lay where they do
+    /// under a limit that allows so much `more`.
     fn would_open(&self, needs: &Needs, more: Bytes, costs: &Costs, movable: &dyn Fn(BlockId) -> bool) -> Option<bool> {
         let size = self.sum(&needs.arrays)?.checked_add(self.lacking_scratch(needs))?;
         let mut input = PlanInput::default();

@@ -1,9 +1,8 @@
 //! What happened in an arena, done again in another one.
 //!
 //! ```text
-//!  history   take 1, take 2, keep scratch, free 1, take 3, pin 3, ...     and who moved, and when the floor was lowered
-//!  again     take 1, take 2, keep scratch, free 1, take 3, pin 3, ...     what has to move or to be lowered there,
-//!                                                                         for want of room there
+//!  history   take 1, take 2, keep scratch, free 1, take 3, pin 3, ...   and who moved, when the floor was lowered
+//!  again     take 1, take 2, keep scratch, free 1, take 3, pin 3, ...   what has to move, or to be lowered, there
 //! ```
 //!
 //! The steps are those that others ask for. What the arena did to serve them it decides anew.
@@ -56,33 +55,33 @@ enum Step {
     Scratch(Bytes),
 }
 
-impl Step {
-    /// The block that came for this run.
-    fn came(&self, run: u32) -> Option<u64> {
-        match *self {
-            Self::Take { block, run: of, .. } if of == run => Some(block),
-            _ => None,
-        }
-    }
-}
-
 /// How blocks move: at which costs, and which of them could at the end.
 pub(super) type Moves<'a> = (&'a Costs, &'a FxHashSet<u64>);
 
 impl Past {
-    /// What happened but for calls that failed, such as this `run`. `None` where the history does not know all of it, or
-    /// much has moved.
+    /// What happened but for calls that failed, such as this `run`: what they had was freed again. `None` where the
+    /// history does not know all of it, or much has moved. O(events).
     pub(super) fn of(state: &State, run: u32) -> Option<Self> {
         let events = state.history.since(0)?;
-        let compactions = events.iter().filter(|event| event.kind() == EventKind::Compaction).count() as u64;
-        if compactions * u64::from(state.table.len()) > MOST_PLANS {
+        let of_kind = |kind| events.iter().filter(move |event| event.kind() == kind);
+        if of_kind(EventKind::Compaction).count() as u64 * u64::from(state.table.len()) > MOST_PLANS {
             return None;
         }
+        let failed = of_kind(EventKind::OutOfMemory).map(|event| event.step).chain([run]);
+        let failed: FxHashSet<u32> = failed.filter(|&run| run != 0).collect();
+        // Blocks of theirs.
+        let mut forgotten = FxHashSet::default();
         let mut steps = Vec::with_capacity(events.len());
         let mut before: Option<&Event> = None;
         for event in &events {
             let (block, run) = (event.block, event.step);
             match event.kind() {
+                EventKind::Allocate | EventKind::OutOfMemory if failed.contains(&run) => {
+                    // A launch keeps its scratch right before its first array comes.
+                    _ = steps.pop_if(|last| matches!(last, Step::Scratch(_)));
+                    forgotten.insert(block);
+                }
+                EventKind::Free | EventKind::Retire if forgotten.contains(&block) => {}
                 EventKind::Allocate => {
                     let in_place = before.filter(|before| {
                         before.kind() == EventKind::Free
@@ -104,13 +103,11 @@ impl Past {
                 EventKind::Retire => steps.push(Step::Retire(block)),
                 EventKind::Pin => steps.push(Step::Pin(block)),
                 EventKind::Unpin => steps.push(Step::Unpin(block)),
-                EventKind::OutOfMemory => forget(&mut steps, run),
                 EventKind::Scratch if event.bytes.get() > event.other => steps.push(Step::Scratch(event.bytes)),
                 _ => {}
             }
             before = Some(event);
         }
-        forget(&mut steps, run);
         Some(Self(steps))
     }
 
@@ -119,29 +116,12 @@ impl Past {
         self.0.len() as u64
     }
 
-    /// Whether all of it finds room in an `arena` in which nothing has happened, and then `needs`: at once, or by moves.
-    /// What programs under way use stays.
+    /// Whether all of it finds room in an `arena` in which nothing has happened, and then `needs`: at once, or by
+    /// moves. What programs under way use stays.
     pub(super) fn fits(&self, arena: &Arena, needs: &Needs, moves: Option<Moves<'_>>) -> bool {
         let mut again = Again::new(Rehearsal::new(arena, moves.map(|(costs, _)| costs)));
         self.0.iter().all(|step| again.step(step)) && again.fits(needs, moves.map(|(_, may_move)| may_move))
     }
-}
-
-/// Forgets the last steps of a run that found no room for all that it needs: what it had was freed again.
-fn forget(steps: &mut Vec<Step>, run: u32) {
-    if run == 0 {
-        return;
-    }
-    let is_own = |step: &Step| step.came(run).is_some();
-    let first = steps.iter().position(is_own).unwrap_or(steps.len());
-    let first = if matches!(steps[..first].last(), Some(Step::Scratch(_))) { first - 1 } else { first };
-    let own: FxHashSet<u64> = steps[first..].iter().filter_map(|step| step.came(run)).collect();
-    let mut number = 0;
-    steps.retain(|step| {
-        number += 1;
-        let is_scratch = number == first + 1 && matches!(step, Step::Scratch(_));
-        !is_scratch && !is_own(step) && !matches!(step, Step::Free(block) if own.contains(block))
-    });
 }
 
 /// An arena in which the past happens again.

@@ -86,10 +86,10 @@ impl Arena {
         free_all(&copy, goes) && Rehearsal::new(&copy, None).fits((needs, None), &|_| false)
     }
 
-    /// Whether `needs` would find room where blocks may move at these costs that are live and `movable`. How many bytes
-    /// would move; `None` if there is no room. Retired blocks stay.
-    /// Where not all arrays find room one after the other, those that are the call's `own` are freed, and the `whole` of
-    /// the call looks for a hole for all of its arrays. O(n log n) for n blocks and each array.
+    /// Whether `needs` would find room where blocks may move at these costs that are live and `movable`. How many
+    /// bytes would move; `None` if there is no room. Retired blocks stay. Where not all arrays find room one after the
+    /// other, those that are the call's own are freed, and the `whole` of the call looks for a hole for all of its
+    /// arrays. O(n log n) for n blocks and each array.
     pub fn would_come(
         &self,
         (needs, whole): (&Needs, Option<(&Needs, &[BlockId])>),
@@ -102,8 +102,8 @@ impl Arena {
         found.then(|| copy.stats().moved_bytes - before)
     }
 
-    /// Whether a block of `size` would come once all retired blocks are freed; where the device has `refused` memory, of
-    /// what is released to it then. Only the strategy's books are copied: threads that wait ask again and again.
+    /// Whether a block of `size` would come once all retired blocks are freed; where the device has `refused` memory,
+    /// of what is released to it then. Only the strategy's books are copied: threads that wait ask again and again.
     pub(super) fn would_end(&self, state: &State, size: Bytes, refused: bool) -> bool {
         let left = if refused { state.placement.leaving() } else { Imagined::ALL };
         let device = Imagined::like(&self.backing, left);

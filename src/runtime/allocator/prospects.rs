@@ -70,7 +70,7 @@ pub fn is_kept(resident: &dyn Resident) -> bool {
 }
 
 /// Whether what `call` needs can be had, by what the allocator may do for it: of this memory, and elsewhere. O(1) for
-/// each memory where nothing is spilled and no address is known outside, else O(n) for n blocks.
+/// each memory where nothing moves or is spilled, else O(n log n) for n blocks and each array.
 #[cold]
 pub fn can_be_had(allocator: &Allocator, memory: &DeviceMemory, mut call: CallNeeds) -> bool {
     let elsewhere = std::mem::take(&mut call.elsewhere);

@@ -356,7 +356,7 @@ fn reclaim<T, E>(
             return Continue(());
         }
         // Blocks whose programs do not end in time may be left where they are, if others move.
-        if over && std::mem::replace(&mut late, true) {
+        if over && (deadline.interrupted().is_some() || std::mem::replace(&mut late, true)) {
             return Break(Err(shortage));
         }
         // What is in use, or wanted, when an attempt begins is waited for, whether that ends before the attempt or not.

@@ -204,9 +204,13 @@ impl<'a> DeviceLaunch<'a> {
     /// As [`donation_copy::prepare`].
     #[inline]
     pub fn copy_arguments(&mut self, call: &Call<'a>, index: usize, wait: WaitPolicy) -> Result<(), Unplaced> {
+        let donated = call.donated().unwrap_or_default();
+        if donated.is_empty() {
+            return Ok(());
+        }
         let mut copies = std::mem::take(&mut self.copies);
         let needs = |copies: &[DonationCopy]| self.needs_beside(call, index, copies);
-        let copied = donation_copy::prepare(call, index, self.device, (self.run, wait), &needs, &mut copies);
+        let copied = donation_copy::prepare(call, index, (self.device, self.run, wait), donated, &needs, &mut copies);
         self.copies = copies;
         copied
     }

@@ -51,34 +51,13 @@ pub struct DonationCopy {
 /// What the call needs, of which it has these copies.
 type CopyNeeds<'a> = &'a dyn Fn(&[DonationCopy]) -> CallNeeds;
 
-/// Copies those arguments of the device with the number `index` that must be copied. Costs a program one look at each
-/// argument that it donates. `wait` says whether their allocations wait, which are a part of what the call `needs`.
+/// Copies those of the `donated` arguments of the device with the number `index` that must be copied: a look at each.
+/// `wait` says whether their allocations wait, which are a part of what the call `needs`.
 ///
 /// # Errors
 /// INVALID_ARGUMENT for an argument that was deleted or donated, RESOURCE_EXHAUSTED, or the engine's. The arguments are
 /// as they were.
-#[inline]
 pub fn prepare(
-    call: &Call<'_>,
-    index: usize,
-    device: Option<&Device>,
-    (execution, wait): (Execution, WaitPolicy),
-    needs: CopyNeeds<'_>,
-    copies: &mut Vec<DonationCopy>,
-) -> Result<(), Unplaced> {
-    match &call.loaded.program.plan.donations {
-        Donations::Only(donated) if !donated.is_empty() => {
-            prepare_each(call, index, (device, execution, wait), donated, needs, copies)
-        }
-        _ => Ok(()),
-    }
-}
-
-/// As [`prepare`], of a program that donates arguments.
-///
-/// # Errors
-/// As [`prepare`].
-fn prepare_each(
     call: &Call<'_>,
     index: usize,
     (device, execution, wait): (Option<&Device>, Execution, WaitPolicy),
