@@ -117,6 +117,12 @@ impl Program {
         self.with_options(&[0x1a, 4, 0x20, replicas, 0x28, 1])
     }
 
+    /// The same program on the one device with this id.
+    pub fn on_device(self, id: u8) -> Self {
+        // As above, each 1, with `device_assignment` (9): one replica (1), one computation (2), its device (3, 1).
+        self.with_options(&[0x1a, 15, 0x20, 1, 0x28, 1, 0x4a, 9, 0x08, 1, 0x10, 1, 0x1a, 3, 0x0a, 1, id])
+    }
+
     /// The bytes of the program.
     pub fn code(&self) -> &[u8] {
         &self.code

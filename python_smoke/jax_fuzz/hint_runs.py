@@ -27,6 +27,9 @@ from jax_fuzz.programs import is_exhausted
 #: Where arrays come from. What is in them does not matter.
 HOST = np.zeros(1 << 30, np.uint8)
 
+#: More than what pads a block.
+PADDING = 4096
+
 #: Seconds after which what should be at once is given up.
 LONGEST = 30.0
 
@@ -82,6 +85,8 @@ class Client:
         self.views: dict[str, Any] = {}
         self.compiled: dict[tuple[int, int], Callable[..., list[jax.Array]]] = {}
         self.go, self.threads = threading.Event(), list[threading.Thread]()
+        #: What programs that are under way hold on each device, though it was deleted.
+        self.held = [0, 0]
         _no_client()
         settings = {"zero_copy": "off", **self.settings}
         if settings["spill"] == "folder":
@@ -112,12 +117,18 @@ class Client:
         for thread in self.threads:
             thread.join(LONGEST)
         self.threads.clear()
+        self.held = [0, 0]
         self.settle()
 
     def settle(self) -> None:
-        """Waits until memory that was dropped is free."""
-        if not self.threads:
-            _wait_until(lambda: not any(device.pending_bytes for device in memory.stats()), "blocks stay pending")
+        """Waits until memory that was dropped is free, but for what programs under way hold."""
+        # What pads a block is pending, too.
+        most = [held + (held and PADDING) for held in self.held]
+
+        def is_settled() -> bool:
+            return all(device.pending_bytes <= held for device, held in zip(memory.stats(), most, strict=False))
+
+        _wait_until(is_settled, f"more blocks stay pending than {self.held}")
 
     def do(self, operation: Operation) -> Failure | None:
         """Does one operation of the program; what it is about may be missing."""
@@ -196,6 +207,7 @@ class Client:
         if not entered.wait(LONGEST):
             raise TimeoutError("a program with a callback does not begin")
         self.threads.append(thread)
+        self.held[self._where(array)] += array.nbytes
         array.delete()
 
     def _known(self, operation: Operation, device: int) -> tuple[Known, bool]:

@@ -118,6 +118,30 @@ fn c31_arena_what_can_run_is_spilled_for() {
 }
 
 #[test]
+fn c31_arena_what_a_tier_cannot_hold_stays_in_the_way_and_nothing_is_spilled_for_what_lies_beyond() {
+    in_child!(&[], || {
+        for (strategy, compact) in [("preallocate", "off"), ("preallocate", "on"), ("tpu", "off"), ("tpu", "on")] {
+            // 4 MiB go, which leave two holes of 4 and 5 MiB: the other arrays are too large for the tier, or for what
+            // is left of it.
+            let settings = [("spill", "host"), ("spill_limit", "4MiB"), ("compact", compact)];
+            let client = client(strategy, 1, 16 * MIB, &settings);
+            let _idle = [4, 5, 2].map(|mib| filled(&client, mib * MIB));
+            let before = books();
+            let memory = client.device().default_memory();
+            let call = Buffer::uninitialized_in(&client, memory, ElementType::U8, &[8 * MIB]);
+            if compact == "on" {
+                assert!(call.is_ok(), "moves make one hole of both");
+                assert_eq!(counters::sum("spill/spilled"), 1, "{strategy}");
+                continue;
+            }
+            let told = Told::of(call);
+            told.has(&["allocate 8.00MiB", "free 5.00MiB", "\nspilled: 0B of the 4.00MiB"]);
+            eventually("nothing has changed", || books() == before);
+        }
+    });
+}
+
+#[test]
 fn c31_arena_scratch_counts_before_anything_is_spilled_for_it() {
     in_child!(&[], || {
         let client = spilling("tpu", MIB, None);

@@ -164,16 +164,22 @@ impl Arena {
         state.attempt(request, &self.backing).map_err(|shortage| self.out_of_memory(&state, request.size, shortage))
     }
 
-    /// Like [`Self::allocate`]; where the room would come from retired blocks, waits for them, at most `timeout`.
+    /// Like [`Self::allocate`]; where the room would come from retired blocks, or from scratch of programs under way
+    /// beyond the caller's `own_scratch`, waits for them, at most `timeout`.
     ///
-    /// Whether they would help is computed, not guessed: retired blocks are joined with the holes beside them (and
-    /// whole regions with the limit). If the request does not fit even then, the error comes at once; if it would,
+    /// Whether they would help is computed, not guessed: they are joined with the holes beside them (and whole regions
+    /// with the limit). If the request does not fit even then, the error comes at once; if it would,
     /// but another thread takes the room, likewise. It is computed, O(blocks), again only once something has taken
     /// room, and for half of the time at most: that is under the lock.
     ///
     /// # Errors
     /// As [`Self::allocate`].
-    pub fn allocate_waiting(&self, request: impl Into<Request>, timeout: Duration) -> Result<Block, OutOfMemory> {
+    pub fn allocate_waiting(
+        &self,
+        request: impl Into<Request>,
+        own_scratch: Bytes,
+        timeout: Duration,
+    ) -> Result<Block, OutOfMemory> {
         let request = request.into();
         let size = request.size;
         let mut state = self.state.lock();
@@ -193,7 +199,7 @@ impl Arena {
             match predicted {
                 Some((from, _)) if from == state.takings(refused) => {}
                 Some((_, next)) if now < next => until = Some(deadline.map_or(next, |deadline| deadline.min(next))),
-                _ if self.would_end(&state, size, refused) => {
+                _ if self.would_end(&state, size, (own_scratch, refused)) => {
                     let took = now.elapsed();
                     predicted = Some((state.takings(refused), now + 2 * took));
                     #[cfg(test)]

@@ -53,11 +53,7 @@ impl Arena {
             if state.stats(self.limit).limit < self.limit {
                 return None;
             }
-            let numbers = |movable: &dyn Fn(BlockId) -> bool| {
-                let ids = state.table.iter().map(|(id, _)| id).filter(|&id| movable(id));
-                ids.map(block_number).collect::<FxHashSet<u64>>()
-            };
-            (Past::of(&state, run.step), movable.map(numbers))
+            (Past::of(&state, run.step), movable.map(|movable| numbers(&state, movable)))
         };
         let behind = self.limit.checked_add(needs.sum()?)?;
         let behind = behind.checked_add(Bytes::new(behind.get() / SMALL_BLOCKS))?.checked_round_up(UNIT)?;
@@ -97,6 +93,23 @@ impl Arena {
         Some(Bytes::new(enough * UNIT.get()))
     }
 
+    /// Whether `needs` of a `run` would have found room where blocks had moved from the beginning, at these costs,
+    /// those that are `movable` now: before an address is given away others make way for it, so that all may lie
+    /// elsewhere. As far as the history knows. O(n log n) for n events.
+    pub fn would_have_come(
+        &self,
+        (needs, run): (&Needs, Execution),
+        costs: &Costs,
+        movable: &dyn Fn(BlockId) -> bool,
+    ) -> bool {
+        let (past, may_move) = {
+            let state = self.state.lock();
+            (Past::of(&state, run.step), numbers(&state, movable))
+        };
+        let (Some(past), Some(arena)) = (past, self.again(self.limit)) else { return true };
+        past.len() > MOST_STEPS || past.fits(&arena, needs, Some((costs, &may_move)))
+    }
+
     /// An arena like this one with another limit, in which nothing has happened.
     fn again(&self, limit: Bytes) -> Option<Self> {
         let device = Imagined::like(&self.backing, Imagined::ALL);
@@ -109,6 +122,11 @@ impl Arena {
         }
         Some(arena)
     }
+}
+
+/// The numbers in the history of the blocks that are `movable`.
+fn numbers(state: &State, movable: &dyn Fn(BlockId) -> bool) -> FxHashSet<u64> {
+    state.table.iter().map(|(id, _)| id).filter(|&id| movable(id)).map(block_number).collect()
 }
 
 impl State {

@@ -54,7 +54,7 @@ pub use crate::memory::arena::core::ArenaGuard;
 pub use crate::memory::arena::idle::Surplus;
 pub use crate::memory::arena::pinning::PIN_BYTES;
 pub use crate::memory::arena::pinning::PIN_NANOS;
-pub use crate::memory::arena::prospects::Exhaustion;
+pub use crate::memory::arena::prospects::{Exhaustion, MayMove};
 pub use crate::memory::arena::recording::Scoped;
 pub use crate::memory::arena::recording::Survey;
 pub use crate::memory::arena::rehearsal::Needs;

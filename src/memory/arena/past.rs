@@ -180,7 +180,7 @@ impl<'a> Again<'a> {
         self.end_launch();
         let movable = self.blocks.iter().filter(|(number, _)| may_move.is_some_and(|all| all.contains(number)));
         let movable: FxHashSet<BlockId> = movable.map(|(_, &(id, _))| id).collect();
-        self.rehearsal.fits((needs, None), &|id| movable.contains(&id))
+        self.rehearsal.fits((needs, None), &|id| movable.contains(&id)).is_some()
     }
 
     fn blocks_of(&self, run: u32) -> FxHashSet<BlockId> {

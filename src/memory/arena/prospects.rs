@@ -32,6 +32,9 @@ use crate::{
     units::Bytes,
 };
 
+/// What moving costs, and the blocks that may move.
+pub type MayMove<'a> = (&'a Costs, &'a dyn Fn(BlockId) -> bool);
+
 /// The numbers of an allocation that found no room, and the blocks that were there: of one instant.
 #[derive(Clone, Debug)]
 pub struct Exhaustion {
@@ -80,10 +83,12 @@ impl Arena {
     }
 
     /// Whether `needs` would find room if all retired blocks, and those that `goes` names, were freed, nothing else
-    /// changing. Scratch that no program under way needs makes room. O(blocks).
-    pub fn would_fit(&self, needs: &Needs, goes: &dyn Fn(BlockId) -> bool) -> bool {
-        let copy = self.copy();
-        free_all(&copy, goes) && Rehearsal::new(&copy, None).fits((needs, None), &|_| false)
+    /// changing but what `moves`. Scratch that no program under way needs makes room. O(blocks) where nothing moves.
+    pub fn would_fit(&self, needs: &Needs, goes: &dyn Fn(BlockId) -> bool, moves: Option<MayMove<'_>>) -> bool {
+        let copy = self.imagined();
+        let movable = |block| moves.is_some_and(|(_, movable)| movable(block));
+        let rehearsal = Rehearsal::new(&copy, moves.map(|(costs, _)| costs));
+        free_all(&copy, goes) && rehearsal.fits((needs, None), &movable).is_some()
     }
 
     /// Whether `needs` would find room where blocks may move at these costs that are live and `movable`. How many
@@ -96,15 +101,12 @@ impl Arena {
         costs: &Costs,
         movable: &dyn Fn(BlockId) -> bool,
     ) -> Option<Bytes> {
-        let copy = self.copy();
-        let before = copy.stats().moved_bytes;
-        let found = Rehearsal::new(&copy, Some(costs)).fits((needs, whole), movable);
-        found.then(|| copy.stats().moved_bytes - before)
+        Rehearsal::new(&self.imagined(), Some(costs)).fits((needs, whole), movable)
     }
 
-    /// Whether a block of `size` would come once all retired blocks are freed; where the device has `refused` memory,
-    /// of what is released to it then. Only the strategy's books are copied: threads that wait ask again and again.
-    pub(super) fn would_end(&self, state: &State, size: Bytes, refused: bool) -> bool {
+    /// Whether a block of `size` would come once all retired blocks are freed, and no program under way needs scratch
+    /// but for so much of its `own`; where the device has `refused` memory, of what is released to it then. Only the strategy's books are copied: threads that wait ask again and again.
+    pub(super) fn would_end(&self, state: &State, size: Bytes, (own, refused): (Bytes, bool)) -> bool {
         let left = if refused { state.placement.leaving() } else { Imagined::ALL };
         let device = Imagined::like(&self.backing, left);
         let mut placement = state.placement.copy(&device);
@@ -114,11 +116,17 @@ impl Arena {
                 release_or_log(&device, region);
             }
         }
+        match state.scratch.span.zip(placement.space_mut()) {
+            Some((span, space)) if !own.is_zero() => space.trim_span(span, own),
+            // The region stays, as where scratch is given up.
+            Some((span, space)) => _ = space.free(span),
+            None => {}
+        }
         placement.place(size, &device).is_ok()
     }
 
-    /// The same arena on a device that is imagined, and has all memory there could be.
-    fn copy(&self) -> Self {
+    /// The same arena on a device that is imagined, and has all memory there could be. O(blocks).
+    pub fn imagined(&self) -> Self {
         let device = Imagined::like(&self.backing, Imagined::ALL);
         let state = self.state.lock().copy(&device);
         Self::of_state(Arc::clone(&self.name), state, (self.strategy, self.limit), Watched::new(Box::new(device)))

@@ -56,17 +56,41 @@ impl<'a> Rehearsal<'a> {
         Self { arena, costs }
     }
 
-    /// Whether what is needed finds room, where blocks may move that are `movable`. With the `whole` of a call goes
-    /// what it has already, which is freed before a hole is looked for that holds all arrays.
+    /// How many bytes move until what is needed finds room, where blocks may that are `movable`; `None` if there is no
+    /// room. With the `whole` of a call goes what it has already, which is freed before a hole is looked for that holds
+    /// all arrays. Blocks move for scratch only if the call is to succeed then; if not, the scratch goes where there is
+    /// room, and the call asks again with the rest: so with a `whole` the first alone is tried.
     pub(super) fn fits(
         &self,
         (needs, whole): (&Needs, Option<(&Needs, &[BlockId])>),
         movable: &dyn Fn(BlockId) -> bool,
-    ) -> bool {
-        if !needs.arguments.iter().all(|&size| self.take(size, movable).is_some()) || !self.keep(needs.scratch, movable)
+    ) -> Option<Bytes> {
+        let before = self.arena.stats().moved_bytes;
+        let has_begun = whole.is_some();
+        let other = (self.costs.is_some() && !needs.scratch.is_zero() && !has_begun).then(|| self.arena.imagined());
+        if self.takes_arguments(needs, movable)
+            && self.keep(needs.scratch, movable)
+            && self.fits_arrays((needs, whole), movable)
         {
-            return false;
+            return Some(self.arena.stats().moved_bytes - before);
         }
+        let arena = other?;
+        let other = Rehearsal { arena: &arena, costs: self.costs };
+        let fits = other.takes_arguments(needs, movable)
+            && other.keep_at_once(needs.scratch)
+            && other.fits_arrays((needs, whole), movable);
+        fits.then(|| arena.stats().moved_bytes - before)
+    }
+
+    fn takes_arguments(&self, needs: &Needs, movable: &dyn Fn(BlockId) -> bool) -> bool {
+        needs.arguments.iter().all(|&size| self.take(size, movable).is_some())
+    }
+
+    fn fits_arrays(
+        &self,
+        (needs, whole): (&Needs, Option<(&Needs, &[BlockId])>),
+        movable: &dyn Fn(BlockId) -> bool,
+    ) -> bool {
         let arrays = whole.map_or(&needs.arrays, |(whole, _)| &whole.arrays);
         let mut taken = whole.map_or_else(Vec::new, |(_, own)| own.to_vec());
         if taken.is_empty() {
@@ -123,6 +147,11 @@ impl<'a> Rehearsal<'a> {
             || compacted(Goal::Bottom(bytes)).is_some_and(|bottom| bottom.begin_scratch(bytes).is_ok())
             || self.arena.begin_scratch_anywhere(bytes).is_ok()
             || compacted(Goal::Hole(bytes)).is_some_and(|hole| hole.begin_scratch_anywhere(bytes).is_ok())
+    }
+
+    /// As [`Self::keep`], where nothing moves.
+    fn keep_at_once(&self, bytes: Bytes) -> bool {
+        self.arena.begin_scratch_at_last(bytes).is_ok()
     }
 
     /// Moves blocks until there is room for `goal`, where blocks move.

@@ -61,9 +61,11 @@ impl Arena {
 
     /// A program that [`Self::begin_scratch`] kept `bytes` for is done.
     pub fn end_scratch(&self, bytes: Bytes) {
-        let under_way = &mut self.state.lock().scratch.under_way;
+        let mut state = self.state.lock();
+        let under_way = &mut state.scratch.under_way;
         if let Some(index) = under_way.iter().position(|&other| other == bytes) {
             under_way.swap_remove(index);
+            self.state.wake(&state);
         }
     }
 }

@@ -128,7 +128,7 @@ fn a_panic_inside_of_the_lock_breaks_an_arena_and_nothing_else() {
             let error = Error::from(arena.allocate(PAGE).expect_err("broken"));
             assert_eq!(error.code, Code::Internal, "{what}");
             assert!(error.message.contains("fake:0") && error.message.contains("a panic has interrupted"), "{error}");
-            let oom = arena.allocate_waiting(PAGE, LONG).expect_err("broken, and nothing is waited for");
+            let oom = arena.allocate_waiting(PAGE, Bytes::ZERO, LONG).expect_err("broken, and nothing is waited for");
             assert_eq!(oom.code(), Code::Internal);
             assert_eq!(arena.stats(), Stats { limit: Bytes::mib(2), ..Stats::default() });
             assert!(arena.plan(Goal::Pack, &Costs::COPY, &|_| true).is_err());
@@ -155,7 +155,8 @@ fn a_thread_that_waits_learns_that_an_arena_broke() {
     assert_eq!(arena.retire(retired.id), Ok(()));
     let begun = Instant::now();
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| arena.allocate_waiting(Bytes::mib(2), LONG).map_err(|oom| oom.code()));
+        let waiting =
+            scope.spawn(|| arena.allocate_waiting(Bytes::mib(2), Bytes::ZERO, LONG).map_err(|oom| oom.code()));
         while arena.waiters() == 0 {
             std::thread::yield_now();
         }

@@ -153,16 +153,19 @@ fn waiting_is_refused_at_once_when_no_pending_block_would_help() {
         let (arena, _device) = arena(strategy, Bytes::mib(4));
         let [a, b, c, d] = [(); 4].map(|()| take(&arena, Bytes::mib(1)));
         let start = Instant::now();
-        assert!(arena.allocate_waiting(Bytes::mib(1), LONG).is_err(), "nothing pends");
+        assert!(arena.allocate_waiting(Bytes::mib(1), Bytes::ZERO, LONG).is_err(), "nothing pends");
         [a, c].iter().for_each(|block| assert_eq!(arena.retire(block.id), Ok(())));
         if strategy != Strategy::Platform {
-            assert!(arena.allocate_waiting(Bytes::mib(2), LONG).is_err(), "{strategy}: two of 1 MiB, apart");
+            assert!(
+                arena.allocate_waiting(Bytes::mib(2), Bytes::ZERO, LONG).is_err(),
+                "{strategy}: two of 1 MiB, apart"
+            );
         }
-        assert!(arena.allocate_waiting(Bytes::mib(3), LONG).is_err(), "{strategy}: two pend");
+        assert!(arena.allocate_waiting(Bytes::mib(3), Bytes::ZERO, LONG).is_err(), "{strategy}: two pend");
         assert!(start.elapsed() < LONG / 2, "nothing was waited for");
         [b, d].iter().for_each(|block| assert_eq!(arena.free(block.id), Ok(())));
         // `b` and `d` are holes now, `a` and `c` pend: everything would be one piece.
-        let fits = |size| arena.would_fit(&Needs::of(size), &|_| false);
+        let fits = |size| arena.would_fit(&Needs::of(size), &|_| false, None);
         assert!(fits(Bytes::mib(4)) && !fits(Bytes::mib(4) + Bytes::new(1)), "{strategy}");
     }
 }
@@ -202,7 +205,7 @@ fn a_timeout_ends_the_wait() {
     assert_eq!(arena.retire(block.id), Ok(()));
     let timeout = Duration::from_millis(5);
     let start = Instant::now();
-    let oom = arena.allocate_waiting(Bytes::mib(1), timeout).expect_err("nobody frees");
+    let oom = arena.allocate_waiting(Bytes::mib(1), Bytes::ZERO, timeout).expect_err("nobody frees");
     assert!(start.elapsed() >= timeout, "it would have helped, so it was waited for");
     assert_eq!(oom.pending, Bytes::mib(1));
 }

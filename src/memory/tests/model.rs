@@ -195,7 +195,7 @@ fn run(kind: Kind, limit: Bytes, page: Bytes, faults: bool, steps: Vec<Step>) {
                 let (mut fits, mut misses) = (arena.stats().largest_request, limit + Bytes::new(1));
                 while misses - fits > Bytes::new(1) {
                     let middle = Bytes::new(fits.get().midpoint(misses.get()));
-                    if arena.would_fit(&Needs::of(middle), &|_| false) { fits = middle } else { misses = middle }
+                    if arena.would_fit(&Needs::of(middle), &|_| false, None) { fits = middle } else { misses = middle }
                 }
                 for (block, state) in std::mem::take(&mut model.blocks) {
                     match state {

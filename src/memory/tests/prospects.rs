@@ -88,7 +88,7 @@ proptest! {
         arrays in sizes(),
     ) {
         let (arena, _) = replay(kind, Bytes::mib(limit), &steps);
-        let (said, before) = (arena.would_fit(&Needs { arrays: arrays.clone(), ..Needs::default() }, &|_| false), arena.stats());
+        let (said, before) = (arena.would_fit(&Needs { arrays: arrays.clone(), ..Needs::default() }, &|_| false, None), arena.stats());
         prop_assert_eq!(arena.stats(), before, "nothing changes");
         let retired = arena.blocks().into_iter().filter(|info| info.state == BlockState::Retired);
         retired.for_each(|info| assert_eq!(arena.free(info.block.id), Ok(())));
@@ -108,7 +108,7 @@ proptest! {
         let (arena, all_found) = replay(kind, limit, &steps);
         let needs = Needs { arrays: arrays.clone(), ..Needs::default() };
         // Where a step failed, more of them go well under a higher limit.
-        prop_assume!(all_found && !arena.would_fit(&needs, &|_| false));
+        prop_assume!(all_found && !arena.would_fit(&needs, &|_| false, None));
         let enough = arena.least_limit((&needs, Execution::default()), Bytes::gib(1), (&Costs::COPY, None)).expect("a GiB is enough");
         prop_assert!(enough > limit);
         let works = |limit| {
@@ -161,6 +161,42 @@ fn a_limit_counts_what_moves_and_what_is_kept_for_scratch() {
     // Nothing moves, and the history does not know how blocks came to lie where they do.
     assert_eq!(least(&needs(0, &[10]), None), Some(Bytes::mib(27)));
     assert_eq!(least(&needs(0, &[80]), Some(all)), None, "more than there is");
+}
+
+#[test]
+fn scratch_goes_where_nothing_has_to_move_for_it_if_what_moves_leaves_no_room() {
+    // b b b b . . . . p . . .   a hole of 4 MiB is there as long as b, at the low end, does not move into it
+    let (arena, _device) = arena(Kind::Tpu, Bytes::mib(12));
+    let blocks = [4, 4, 1, 3].map(|mib| take(&arena, Bytes::mib(mib)));
+    assert_eq!(arena.pin(blocks[2].id), Ok(()));
+    [1, 3].into_iter().for_each(|at| assert_eq!(arena.free(blocks[at].id), Ok(())));
+    let moved = |arrays: &[u64], scratch| {
+        let arrays = arrays.iter().map(|&mib| Bytes::mib(mib)).collect();
+        let needs = Needs { scratch: Bytes::mib(scratch), arrays, ..Needs::default() };
+        arena.would_come((&needs, None), &Costs::COPY, &|id| id == blocks[0].id)
+    };
+    assert_eq!(moved(&[4], 2), Some(Bytes::ZERO));
+    assert_eq!(moved(&[2], 2), Some(Bytes::mib(4)), "the low end is the place for scratch");
+    assert_eq!(moved(&[4, 2], 2), None);
+}
+
+#[test]
+fn moves_are_advised_only_if_they_make_room_from_the_beginning_on() {
+    // a a p s . . . . . . . . . . . .   a and x go, s moves to where a was: 52 MiB are in one piece. Where blocks move,
+    // a a s . . . . p x x x x x x x x   p lies at the upper end of the hole when its address was given away, and stays
+    let (mut arena, _device) = arena(Kind::Preallocate, Bytes::mib(64));
+    arena.record_history(100);
+    let [a, p, hole, x] = [8, 4, 20, 32].map(|mib| take(&arena, Bytes::mib(mib)).id);
+    let [needs, less] = [52, 32].map(|mib| Needs::of(Bytes::mib(mib)));
+    assert_eq!(arena.free(hole), Ok(()));
+    assert_eq!(arena.pin(p), Ok(()));
+    let s = take(&arena, Bytes::mib(4)).id;
+    [x, a].into_iter().for_each(|id| assert_eq!(arena.free(id), Ok(())));
+    let movable = |id| id == s;
+    assert_eq!(arena.would_come((&needs, None), &Costs::COPY, &movable), Some(Bytes::mib(4)));
+    let would_have = |needs| arena.would_have_come((needs, Execution::default()), &Costs::COPY, &movable);
+    assert!(would_have(&less));
+    assert!(!would_have(&needs));
 }
 
 #[test]

@@ -220,10 +220,10 @@ fn waiting_for_a_device_that_refuses_counts_only_what_goes_back() {
         assert_eq!(arena.retire(pending.id), Ok(()));
         let timeout = Duration::from_millis(5);
         let start = Instant::now();
-        assert!(arena.allocate_waiting(Bytes::mib(20), timeout).is_err(), "nobody frees");
+        assert!(arena.allocate_waiting(Bytes::mib(20), Bytes::ZERO, timeout).is_err(), "nobody frees");
         assert!(start.elapsed() >= timeout, "{strategy}: 20 MiB would come");
         let start = Instant::now();
-        assert!(arena.allocate_waiting(Bytes::mib(21), LONG).is_err(), "the device has 20 MiB at most");
+        assert!(arena.allocate_waiting(Bytes::mib(21), Bytes::ZERO, LONG).is_err(), "the device has 20 MiB at most");
         assert!(start.elapsed() < LONG / 2, "{strategy}: nothing was waited for");
     }
 }

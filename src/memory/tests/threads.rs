@@ -16,7 +16,7 @@ fn a_waiter_gets_the_room_that_another_thread_frees() {
         let blocks = [(); 4].map(|()| take(&arena, Bytes::mib(1)));
         blocks.iter().for_each(|block| assert_eq!(arena.retire(block.id), Ok(())));
         thread::scope(|scope| {
-            let waiter = scope.spawn(|| arena.allocate_waiting(Bytes::mib(4), LONG));
+            let waiter = scope.spawn(|| arena.allocate_waiting(Bytes::mib(4), Bytes::ZERO, LONG));
             while arena.waiters() == 0 {
                 thread::yield_now();
             }
@@ -39,7 +39,7 @@ fn a_waiter_whose_hope_another_thread_takes_gives_up() {
     let [kept, retired] = [(); 2].map(|()| take(&arena, Bytes::mib(1)));
     assert_eq!(arena.retire(retired.id), Ok(()));
     thread::scope(|scope| {
-        let waiters = [(); 2].map(|()| scope.spawn(|| arena.allocate_waiting(Bytes::mib(1), LONG)));
+        let waiters = [(); 2].map(|()| scope.spawn(|| arena.allocate_waiting(Bytes::mib(1), Bytes::ZERO, LONG)));
         while arena.waiters() < 2 {
             thread::yield_now();
         }
@@ -58,7 +58,7 @@ fn a_waiter_whose_hope_returns_gives_up() {
         assert_eq!(arena.retire(block.id), Ok(()));
         let start = Instant::now();
         thread::scope(|scope| {
-            let waiter = scope.spawn(|| arena.allocate_waiting(Bytes::mib(1), LONG));
+            let waiter = scope.spawn(|| arena.allocate_waiting(Bytes::mib(1), Bytes::ZERO, LONG));
             while arena.waiters() == 0 {
                 thread::yield_now();
             }
@@ -98,7 +98,7 @@ fn hammering_threads_never_share_a_byte() {
                         random ^= random << 17;
                         let size = Bytes::new((random >> 20 & 0x3f_ffff) >> (random % 20));
                         match random >> 50 & 3 {
-                            0 | 1 => match arena.allocate_waiting(size, Duration::from_micros(200)) {
+                            0 | 1 => match arena.allocate_waiting(size, Bytes::ZERO, Duration::from_micros(200)) {
                                 Ok(block) => {
                                     enter(&block);
                                     mine.push(block);

@@ -19,7 +19,7 @@ fn blocks_that_end_during_a_wait_cause_no_new_prediction() {
             let ending: Vec<Block> = small.iter().copied().step_by(10).collect();
             ending.iter().chain([&large]).for_each(|block| assert_eq!(arena.retire(block.id), Ok(())));
             thread::scope(|scope| {
-                let waiter = scope.spawn(|| arena.allocate_waiting(large.size, LONG));
+                let waiter = scope.spawn(|| arena.allocate_waiting(large.size, Bytes::ZERO, LONG));
                 while arena.waiters() == 0 {
                     thread::yield_now();
                 }
@@ -36,4 +36,22 @@ fn blocks_that_end_during_a_wait_cause_no_new_prediction() {
             }
         }
     }
+}
+
+#[test]
+fn scratch_of_a_program_under_way_is_waited_for() {
+    let (arena, _device) = arena(Strategy::Tpu, Bytes::mib(8));
+    assert!(arena.begin_scratch(Bytes::mib(4)).is_ok());
+    let own = Bytes::mib(2);
+    assert!(arena.begin_scratch(own).is_ok());
+    assert!(arena.allocate_waiting(Bytes::mib(7), own, LONG).is_err(), "one's own is not waited for");
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| arena.allocate_waiting(Bytes::mib(6), Bytes::mib(2), LONG));
+        while arena.waiters() == 0 && !waiter.is_finished() {
+            thread::yield_now();
+        }
+        assert!(!waiter.is_finished(), "4 MiB are kept for another program");
+        arena.end_scratch(Bytes::mib(4));
+        assert!(waiter.join().expect("no panic").is_ok());
+    });
 }

@@ -115,7 +115,7 @@ pub fn allocate_or_explain(
 ) -> Result<Allocation> {
     let size = footprint(allocator, shape);
     allocate(allocator, memory, (shape, provenance), WaitPolicy::Waits, &|| CallNeeds::of(size)).map_err(|shortage| {
-        let needed = Needed { memory: Arc::clone(memory), needs: Needs::of(size) };
+        let needed = Needed { memory: Arc::clone(memory), needs: Needs::of(size), run: provenance.run };
         oom::exhausted(allocator, memory, shortage, &[needed], None)
     })
 }

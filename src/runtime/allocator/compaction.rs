@@ -217,11 +217,14 @@ impl Movable {
     }
 }
 
-/// How many bytes would move until `needs` find room; `None` if they would find none. Nothing moves.
-pub fn would_open(memory: &DeviceMemory, needs: &Needs) -> Option<Bytes> {
+/// How many bytes would move until `needs` of a `run` find room; `None` if they would find none, or would not have if
+/// blocks had moved from the beginning. Nothing moves.
+pub fn would_open(memory: &DeviceMemory, (needs, run): (&Needs, Execution)) -> Option<Bytes> {
     let (movable, _) = Movable::of(memory, |_| false);
     let movable = |block| movable.get(block).is_some();
-    memory.would_come((needs, None), &memory.carrier.costs(), &movable)
+    let costs = memory.carrier.costs();
+    let moved = memory.would_come((needs, None), &costs, &movable)?;
+    memory.would_have_come((needs, run), &costs, &movable).then_some(moved)
 }
 
 /// Whether the rest of what a call needs finds room by moves, of which it has blocks that are its `own` already. `None`

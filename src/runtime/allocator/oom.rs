@@ -76,6 +76,8 @@ pub struct Needed {
     pub memory: Arc<DeviceMemory>,
     /// What it needs there.
     pub needs: Needs,
+    /// The call's own number there: what it had is forgotten.
+    pub run: Execution,
 }
 
 /// What the call would need if arguments were donated.
@@ -122,7 +124,7 @@ pub fn exhausted(
         others: rest.iter().map(|sum| sum.blocks).sum(),
         other_bytes: rest.iter().map(|sum| sum.bytes).sum(),
         share: share(memory),
-        hint: hint(allocator, (memory, provenance.run), &numbers, needed, with_donation),
+        hint: hint(allocator, memory, &numbers, needed, with_donation),
     };
     numbers.story = Some(Box::new(details));
     let (code, mut text) = (numbers.code(), numbers.to_string());
@@ -140,16 +142,16 @@ pub fn exhausted(
     Error::new(code, text)
 }
 
-/// What would have made room for all that is `needed` by a `run`, of which this `memory` had no room for some.
+/// What would have made room for all that is `needed`, of which this `memory` had no room for some.
 fn hint(
     allocator: &Allocator,
-    (memory, run): (&DeviceMemory, Execution),
+    memory: &DeviceMemory,
     numbers: &OutOfMemory,
     needed: &[Needed],
     with_donation: Option<WithDonation>,
 ) -> Option<Hint> {
     allocator.drain();
-    let fits = |one: &Needed| one.memory.would_fit(&one.needs, &|_| false);
+    let fits = |one: &Needed| one.memory.would_fit(&one.needs, &|_| false, None);
     // The device may refuse again what the limit allows.
     if numbers.refusal.is_none() && needed.iter().all(fits) {
         let pending: Bytes = needed.iter().map(|one| one.memory.pending()).sum();
@@ -162,13 +164,10 @@ fn hint(
         return Some(Hint::Donate(donation));
     }
     // Where arrays are spilled, others would lie there if they moved.
-    let would_open = |one: &Needed| compaction::would_open(&one.memory, &one.needs);
+    let would_open = |one: &Needed| compaction::would_open(&one.memory, (&one.needs, one.run));
     if allocator.compaction == Compact::Off
         && memory.tier.is_none()
-        && let Some(moved) = needed
-            .iter()
-            .map(|one| if fits(one) { Some(Bytes::ZERO) } else { would_open(one) })
-            .collect::<Option<Vec<_>>>()
+        && let Some(moved) = needed.iter().map(would_open).collect::<Option<Vec<_>>>()
         && let bytes = moved.into_iter().sum::<Bytes>()
         && !bytes.is_zero()
     {
@@ -179,11 +178,11 @@ fn hint(
     if numbers.refusal.is_some() || memory.group.is_some() || memory.tier.is_some() {
         return None;
     }
-    limit_hint(allocator, (memory, run), needed)
+    limit_hint(allocator, memory, needed)
 }
 
 /// The least limit under which all would have fitted.
-fn limit_hint(allocator: &Allocator, (memory, run): (&DeviceMemory, Execution), needed: &[Needed]) -> Option<Hint> {
+fn limit_hint(allocator: &Allocator, memory: &DeviceMemory, needed: &[Needed]) -> Option<Hint> {
     let is_own = |memory: &DeviceMemory| allocator.memories.iter().any(|own| std::ptr::eq(&**own, memory));
     let setting = if is_own(memory) { "PJRT_ARENA_LIMIT" } else { "PJRT_ARENA_PINNED_LIMIT" };
     let (owner, capacity, devices) = match &memory.shared {
@@ -197,9 +196,9 @@ fn limit_hint(allocator: &Allocator, (memory, run): (&DeviceMemory, Execution), 
     let mut enough = Bytes::ZERO;
     for one in needed {
         let limit = match is_own(&one.memory) == is_own(memory) {
-            true => compaction::least_limit(&one.memory, (&one.needs, run), most, allocator.compacts())?,
+            true => compaction::least_limit(&one.memory, (&one.needs, one.run), most, allocator.compacts())?,
             // Another setting's: this one alone would not have helped.
-            false if one.memory.would_fit(&one.needs, &|_| false) => continue,
+            false if one.memory.would_fit(&one.needs, &|_| false, None) => continue,
             false => return None,
         };
         // The engine's fixed share grows with the limit.

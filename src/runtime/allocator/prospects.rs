@@ -9,9 +9,9 @@ use std::sync::Arc;
 use rustc_hash::FxHashSet;
 
 use crate::{
-    memory::{BlockId, MoveBarrier, Needs},
+    memory::{BlockId, MayMove, MoveBarrier, Needs},
     runtime::{
-        allocator::{compaction, core::Allocator, spill::candidates::Candidates},
+        allocator::{compaction, core::Allocator, spill::foreseen::Foreseen},
         device_memory::{DeviceMemory, Resident, Tier},
     },
     units::Bytes,
@@ -24,12 +24,28 @@ pub struct CallNeeds {
     pub needs: Needs,
     /// What it has of that.
     pub had: Had,
-    /// Its arguments, where arrays are spilled: those that are on the device, without those that cannot go.
-    pub present: Vec<Bytes>,
-    /// And those that come back from the tier.
-    pub waiting: Vec<Bytes>,
+    /// Its arguments, where arrays are spilled, without those that stay where they are.
+    pub arguments: Vec<Argument>,
     /// What the same call needs of other devices.
     pub elsewhere: Vec<(Arc<DeviceMemory>, CallNeeds)>,
+}
+
+/// An argument of a call, where arrays are spilled.
+#[derive(Clone, Copy)]
+pub struct Argument {
+    /// What it takes of the device.
+    pub size: Bytes,
+    /// Where it is.
+    pub at: ArgumentPlace,
+}
+
+/// Where an argument is.
+#[derive(Clone, Copy)]
+pub enum ArgumentPlace {
+    /// In this block of the device.
+    Device(BlockId),
+    /// In this block of its tier.
+    Tier(BlockId),
 }
 
 /// What a call has of what it needs of one memory.
@@ -49,6 +65,34 @@ impl CallNeeds {
         Self { needs: Needs::of(size), ..Self::default() }
     }
 
+    /// All that it needs beside arguments in blocks that are `staying`.
+    fn beside(&self, staying: &FxHashSet<BlockId>) -> Needs {
+        let comes = |argument: &&Argument| match argument.at {
+            ArgumentPlace::Device(block) => !staying.contains(&block),
+            ArgumentPlace::Tier(_) => true,
+        };
+        let arguments = self.arguments.iter().filter(comes).map(|argument| argument.size);
+        Needs { arguments: arguments.collect(), ..self.needs.clone() }
+    }
+
+    /// The blocks of the arguments that are on the device.
+    fn own(&self) -> FxHashSet<BlockId> {
+        let block = |argument: &Argument| match argument.at {
+            ArgumentPlace::Device(block) => Some(block),
+            ArgumentPlace::Tier(_) => None,
+        };
+        self.arguments.iter().filter_map(block).collect()
+    }
+
+    /// The arguments that wait in the tier, with their blocks there.
+    pub fn waiting(&self) -> Vec<(Bytes, BlockId)> {
+        let waiting = |argument: &Argument| match argument.at {
+            ArgumentPlace::Device(_) => None,
+            ArgumentPlace::Tier(block) => Some((argument.size, block)),
+        };
+        self.arguments.iter().filter_map(waiting).collect()
+    }
+
     /// What it does not have yet.
     fn rest(&self) -> Needs {
         Needs {
@@ -56,11 +100,6 @@ impl CallNeeds {
             arrays: self.needs.arrays.get(self.had.blocks.len()..).unwrap_or_default().to_vec(),
             ..Needs::default()
         }
-    }
-
-    /// All that has to lie in the memory at once, or has to go into it yet.
-    fn with_arguments(self) -> Needs {
-        Needs { arguments: self.present.into_iter().chain(self.waiting).collect(), ..self.needs }
     }
 }
 
@@ -81,7 +120,9 @@ pub fn can_be_had(allocator: &Allocator, memory: &DeviceMemory, mut call: CallNe
 fn can_be_had_here(allocator: &Allocator, memory: &DeviceMemory, call: CallNeeds) -> bool {
     let compacts = allocator.compacts();
     if let Some(tier) = &memory.tier {
-        return can_be_spilled_for(memory, tier, call);
+        // What programs that are done used may go.
+        allocator.in_flight.reap_all();
+        return can_be_spilled_for(compacts, memory, tier, call);
     }
     // Nothing else is done than to wait for retired blocks, which the arena knows to help.
     if !compacts && memory.group.is_none() {
@@ -109,19 +150,28 @@ fn can_be_had_here(allocator: &Allocator, memory: &DeviceMemory, call: CallNeeds
     let is_alone = parts <= 1 && call.had.blocks.is_empty();
     match (!is_alone).then(|| compaction::would_come(memory, &rest, (&call.needs, &call.had.blocks))).flatten() {
         Some(comes) => comes,
-        None => stats.pinned_blocks == 0 || fits_beside_kept(memory, call.needs),
+        None => stats.pinned_blocks == 0 || fits_in_some_order(memory, call, &kept(memory)),
     }
 }
 
+/// The blocks that outsiders keep.
+fn kept(memory: &DeviceMemory) -> FxHashSet<BlockId> {
+    let kept = memory.residents.all().into_iter().filter(|resident| is_kept(&**resident));
+    kept.filter_map(|resident| Some(resident.occupied()?.block)).collect()
+}
+
 /// As [`can_be_had`], where all arrays may go to the tier but those that outsiders keep.
-fn can_be_spilled_for(memory: &DeviceMemory, tier: &Tier, call: CallNeeds) -> bool {
-    let sum = |arguments: &[Bytes]| arguments.iter().copied().sum::<Bytes>();
-    let (present, waiting) = (sum(&call.present), sum(&call.waiting));
+fn can_be_spilled_for(compacts: bool, memory: &DeviceMemory, tier: &Tier, call: CallNeeds) -> bool {
+    let waiting_in = call.waiting();
+    let waiting: Bytes = waiting_in.iter().map(|&(size, _)| size).sum();
+    let present = call.arguments.iter().map(|argument| argument.size).sum::<Bytes>() - waiting;
     let (mut kept, mut others, mut wanted, mut are_in_use) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO, false);
+    let mut staying = FxHashSet::default();
     for resident in memory.residents.all() {
         let Some(occupied) = resident.occupied() else { continue };
         if is_kept(&*resident) {
             kept += occupied.size;
+            staying.insert(occupied.block);
             continue;
         }
         others += occupied.size;
@@ -131,46 +181,44 @@ fn can_be_spilled_for(memory: &DeviceMemory, tier: &Tier, call: CallNeeds) -> bo
         }
     }
     let tier_stats = tier.memory.stats();
-    let room = tier_stats.free_bytes + tier_stats.limit.saturating_sub(tier_stats.pool_bytes) + tier.copies();
+    let growth = tier_stats.limit.saturating_sub(tier_stats.pool_bytes);
+    let room = tier_stats.free_bytes + growth + tier.copies();
     let Some(left) = call.needs.sum().and_then(|needs| {
         memory.stats().limit.saturating_sub(kept).checked_sub(needs)?.checked_sub(present)?.checked_sub(waiting)
     }) else {
         return false;
     };
-    let must_go = others.saturating_sub(present).saturating_sub(left);
-    // Where nothing changes meanwhile, it is known which arrays go until the tier is full.
-    if !are_in_use && wanted <= present && waiting.is_zero() && going(memory, tier, room) < must_go {
+    if others.saturating_sub(present).saturating_sub(left) > room + waiting {
         return false;
     }
-    must_go <= room + waiting && fits_beside_kept(memory, call.with_arguments())
-}
-
-/// The bytes of the arrays that go until a tier with so much `room` is full, in the order in which they go.
-fn going(memory: &DeviceMemory, tier: &Tier, mut room: Bytes) -> Bytes {
-    let mut candidates = Candidates::of(memory, tier, |_| true);
-    let (mut bytes, mut refused) = (Bytes::ZERO, Bytes::MAX);
-    while let Some(candidate) = candidates.pop_if(|candidate| candidate.has_copy || candidate.size < refused) {
-        let takes = if candidate.has_copy { Bytes::ZERO } else { candidate.size };
-        match room.checked_sub(takes) {
-            Some(left) => {
-                room = left;
-                bytes += candidate.size;
-            }
-            None => refused = takes,
-        }
+    // What is in use, or another launch wants, may be gone when that has ended, or let others stay. And where a tier
+    // can grow by far more than could go there, nothing stays for want of a piece.
+    if are_in_use || wanted > present || others.get() <= growth.get() / 4 {
+        return fits_in_some_order(memory, call, &staying);
     }
-    bytes
+    let own = call.own();
+    let foreseen = Foreseen::of(memory, tier, &own);
+    let fits = |stays: &FxHashSet<BlockId>| {
+        let may_move = |block: BlockId| stays.contains(&block);
+        let costs = memory.carrier.costs();
+        let moves: Option<MayMove<'_>> = compacts.then_some((&costs, &may_move));
+        memory.would_fit(&call.beside(stays), &|block| !staying.contains(&block) && !stays.contains(&block), moves)
+    };
+    fits(&foreseen.beside_arguments(&waiting_in)) || !own.is_empty() && fits(&foreseen.after_arguments(&waiting_in))
 }
 
-/// Whether `needs` would fit if nothing were there but what outsiders keep: in this order, or the largest first.
-fn fits_beside_kept(memory: &DeviceMemory, mut needs: Needs) -> bool {
-    let kept = memory.residents.all();
-    let kept = kept.iter().filter(|resident| is_kept(&***resident)).filter_map(|resident: &Arc<_>| resident.occupied());
-    let kept: FxHashSet<BlockId> = kept.map(|occupied| occupied.block).collect();
-    let goes = |block: BlockId| !kept.contains(&block);
-    memory.would_fit(&needs, &goes) || {
+/// Whether what `call` needs would fit if nothing were there but what is `staying`: beside its arguments where they
+/// are; or with them, in this order, or the largest first.
+fn fits_in_some_order(memory: &DeviceMemory, call: CallNeeds, staying: &FxHashSet<BlockId>) -> bool {
+    let own = call.own();
+    let goes = |block| !staying.contains(&block);
+    if !own.is_empty() && memory.would_fit(&call.beside(&own), &|block| goes(block) && !own.contains(&block), None) {
+        return true;
+    }
+    let mut needs = call.beside(&FxHashSet::default());
+    memory.would_fit(&needs, &goes, None) || {
         needs.arrays.append(&mut needs.arguments);
         needs.arrays.sort_unstable_by(|one, other| other.cmp(one));
-        memory.would_fit(&needs, &goes)
+        memory.would_fit(&needs, &goes, None)
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  1 drain     operations that are done are reaped, caches are cleared; nothing is waited for
-//!  2 wait      for blocks that are retired, only if they alone make room
+//!  2 wait      for blocks that are retired, and scratch of programs under way, only if they alone make room
 //!    trim      what the engine's pool keeps for the next program, where both share the memory (`admission.rs`); what
 //!              programs under way have of it, when they end
 //!  3 compact   open a hole (with PJRT_ARENA_COMPACT, which the strategy tpu turns on); or, if there is a hole but no
@@ -150,7 +150,15 @@ pub fn find_room(
         log::info!("{size} on {} for {what}: waits for memory, for {waited:.1?} so far", memory.name());
     });
     let waits = wait != WaitPolicy::None;
-    if (waits || memory.tier.is_some()) && !can_be_had(allocator, memory, call()) {
+    let mut own_scratch = Bytes::ZERO;
+    let mut can_be_had = || {
+        let call = call();
+        if call.had.scratch {
+            own_scratch = call.needs.scratch;
+        }
+        can_be_had(allocator, memory, call)
+    };
+    if (waits || memory.tier.is_some()) && !can_be_had() {
         let (found, call) = (last_attempt(memory, request, None), Box::new(call()));
         return found.map_err(|found| NoRoom { found, provenance, call, end: SearchEnd::Never });
     }
@@ -165,13 +173,13 @@ pub fn find_room(
     let moved = Cell::new((0, Bytes::ZERO));
     let found = reclaim(
         &Search { allocator, deadline: &deadline, memory, goal: Goal::Hole(size), wait },
-        |at_most| filled(memory, memory.allocate_waiting(request, at_most)?),
+        |at_most| filled(memory, memory.allocate_waiting(request, own_scratch, at_most)?),
         |compacted| {
             let (blocks, bytes) = moved.get();
             moved.set((blocks + compacted.buffers, bytes + compacted.bytes));
             filled(memory, compacted.allocate(request)?)
         },
-        |shortage| shortage.in_prospect() >= size,
+        |shortage| allocator.compacts() && shortage.in_prospect() >= size,
         |shortage| shortage.refusal.is_some(),
     );
     found.or_else(|numbers| {
@@ -387,7 +395,7 @@ fn reclaim<T, E>(
             rounds = 0..ROUNDS;
             return Continue(());
         }
-        if !(allocator.compacts() && hopeful(&shortage) || spill::could_make_room(memory, goal)) {
+        if !(hopeful(&shortage) || spill::could_make_room(memory, goal)) {
             return Break(Err(shortage));
         }
         // The operation that completes next may free its arrays, or let them move.

@@ -39,6 +39,7 @@ use crate::{
 };
 
 pub mod candidates;
+pub mod foreseen;
 #[cfg(test)]
 mod tests;
 mod tier_room;
@@ -131,7 +132,8 @@ fn spill_until(
         let mut room = TierRoom::new(memory, tier);
         let mut gone = Bytes::ZERO;
         while goes_on()
-            && let Some(candidate) = candidates.pop_if(|candidate| candidate.has_copy || room.may_hold(candidate.size))
+            && let Some(candidate) =
+                candidates.pop_if(|candidate| candidate.copy.is_some() || room.may_hold(candidate.size))
         {
             let bytes = fork::step(|| spill(memory, tier, candidate, &mut room, &candidates));
             gone += bytes;
@@ -208,7 +210,7 @@ fn spill(
     let Some(Occupied { block, size, provenance }) = resident.occupied() else { return Bytes::ZERO };
     // The copy that is kept, if there is one, stays while the array is locked.
     let mut to = None;
-    if !resident.has_copy() {
+    if resident.copy().is_none() {
         to = room.allocate(size, provenance, others);
         if to.is_none() {
             return Bytes::ZERO;

@@ -36,12 +36,12 @@ impl Resident for Buffer {
         self.usage().peek_movable(|body| {
             let allocation = body.allocation().filter(|_| body.wanted == 0)?;
             let key = UseKey::new(allocation.provenance(), || self.number.get());
-            Some(Spillable { size: allocation.size(), key, has_copy: body.storage.copy().is_some() })
+            Some(Spillable { size: allocation.size(), key, copy: body.storage.copy_block() })
         })
     }
 
-    fn has_copy(&self) -> bool {
-        self.usage().peek(|body| body.storage.copy().is_some())
+    fn copy(&self) -> Option<BlockId> {
+        self.usage().peek(|body| body.storage.copy_block())
     }
 
     fn forget_copy(&self) -> Bytes {

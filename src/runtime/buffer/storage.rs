@@ -21,7 +21,7 @@ use std::sync::{
 };
 
 use crate::{
-    memory::budget::Charge,
+    memory::{BlockId, budget::Charge},
     runtime::device_memory::{Allocation, DeviceMemory},
     units::{Address, Bytes},
 };
@@ -204,6 +204,14 @@ impl Storage {
     /// Whether the array waits in `tier`.
     pub fn is_in(&self, tier: &Arc<DeviceMemory>) -> bool {
         matches!(self, Self::Spilled(allocation) if Arc::ptr_eq(allocation.memory(), tier))
+    }
+
+    /// The block of a copy that is kept.
+    pub fn copy_block(&self) -> Option<BlockId> {
+        match self {
+            Self::Copied(copied) => Some(copied.copy.copy.block().id),
+            _ => None,
+        }
     }
 
     /// The address of a copy that is kept.

@@ -342,7 +342,7 @@ pub trait Resident: Send + Sync {
     fn spillable(&self) -> Option<Spillable>;
 
     /// Whether a copy of the bytes is kept in the memory's tier.
-    fn has_copy(&self) -> bool;
+    fn copy(&self) -> Option<BlockId>;
 
     /// Keeps a copy in the tier no longer; how many bytes it had.
     fn forget_copy(&self) -> Bytes;
@@ -387,7 +387,7 @@ pub struct Spillable {
     /// What the past knows it by.
     pub key: UseKey,
     /// Whether a copy is kept in the tier.
-    pub has_copy: bool,
+    pub copy: Option<BlockId>,
 }
 
 /// A resident whose bytes only the holder of this lock uses. Dropped, the resident is where it was before, and others

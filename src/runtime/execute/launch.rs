@@ -155,7 +155,9 @@ impl<'a> Launch<'a> {
     #[cold]
     fn explain(&mut self, unplaced: Unplaced) -> Failure {
         self.devices.iter_mut().for_each(DeviceLaunch::give_back);
-        needs::explain(&self.call, unplaced)
+        needs::explain(&self.call, unplaced, |index| {
+            self.devices.get(index).map(|launch| launch.run).unwrap_or_default()
+        })
     }
 
     /// Whether there may be room when other launches have gone on, or all has been spilled.

@@ -6,12 +6,12 @@ use rustc_hash::FxHashSet;
 
 use crate::{
     engine::Failure,
-    memory::{Needs, Strategy},
+    memory::{Execution, Needs, Strategy},
     runtime::{
         allocator::{
             allocate::footprint,
             oom::{Needed, WithDonation, exhausted},
-            prospects::{CallNeeds, Had},
+            prospects::{Argument, ArgumentPlace, CallNeeds, Had},
         },
         client::Device,
         device_memory::DeviceMemory,
@@ -66,21 +66,24 @@ fn add_arguments(
     for number in 0..call.args.num_args {
         let Ok(buffer) = call.argument(index, number) else { continue };
         let state = buffer.state();
-        if !seen.insert(ptr::from_ref(buffer.get())) || state.is_referenced() {
+        if !seen.insert(ptr::from_ref(buffer.get())) || state.is_referenced() || state.is_address_known() {
             continue;
         }
         let size = footprint(allocator, &buffer.shape);
-        if state.storage.is_in(tier) {
-            needs.waiting.push(size);
-        } else if state.allocation().is_some_and(|allocation| Arc::ptr_eq(allocation.memory(), memory)) {
-            needs.present.push(size);
-        }
+        let Some(allocation) = state.storage.block() else { continue };
+        let (id, of) = (allocation.block().id, allocation.memory());
+        let at = match state.storage.is_spilled() {
+            true if Arc::ptr_eq(of, tier) => ArgumentPlace::Tier(id),
+            false if Arc::ptr_eq(of, memory) => ArgumentPlace::Device(id),
+            _ => continue,
+        };
+        needs.arguments.push(Argument { size, at });
     }
 }
 
-/// What the caller is told. The launch has given all back, so that what would have made room is computed for all of it.
+/// What the caller is told; `run` tells the number of the execution on each device. The launch has given all back, so that what would have made room is computed for all of it.
 #[cold]
-pub fn explain(call: &Call<'_>, unplaced: Unplaced) -> Failure {
+pub fn explain(call: &Call<'_>, unplaced: Unplaced, run: impl Fn(usize) -> Execution) -> Failure {
     let (full, shortage) = match unplaced {
         Unplaced::Failed(failure) => return failure,
         Unplaced::NoRoom(full, shortage) => (full, shortage),
@@ -90,9 +93,9 @@ pub fn explain(call: &Call<'_>, unplaced: Unplaced) -> Failure {
         let Some(device) = call.device(index).1 else { continue };
         let pinned = device.pinned_memory_space().map(|space| space.arena());
         for memory in device.arena.iter().chain(pinned) {
-            let CallNeeds { mut needs, waiting, .. } = of_memory(call, index, Some(device), memory);
-            needs.arguments = waiting;
-            needed.push(Needed { memory: Arc::clone(memory), needs });
+            let mut of = of_memory(call, index, Some(device), memory);
+            of.needs.arguments = of.waiting().into_iter().map(|(size, _)| size).collect();
+            needed.push(Needed { memory: Arc::clone(memory), needs: of.needs, run: run(index) });
         }
     }
     let is_scratch = shortage.found.numbers.is_scratch;
@@ -108,8 +111,10 @@ pub fn explain(call: &Call<'_>, unplaced: Unplaced) -> Failure {
 /// donated an array may need more of that.
 fn with_donation(call: &Call<'_>, needed: &[Needed]) -> Option<WithDonation> {
     let mut advised = None;
-    let mut reduced: Vec<Needed> =
-        needed.iter().map(|one| Needed { memory: Arc::clone(&one.memory), needs: one.needs.clone() }).collect();
+    let mut reduced: Vec<Needed> = needed
+        .iter()
+        .map(|one| Needed { memory: Arc::clone(&one.memory), needs: one.needs.clone(), run: one.run })
+        .collect();
     for index in 0..call.args.num_devices {
         let arena = call.device(index).1.and_then(|device| device.arena.as_ref());
         let Some(arena) = arena.filter(|arena| arena.strategy() != Strategy::Tpu) else { continue };

@@ -138,8 +138,7 @@ impl<'a> Wanted<'a> {
 /// An argument found no room: what the call wants is told with the others that wait.
 #[cold]
 fn no_room(memory: &Arc<DeviceMemory>, mut shortage: NoRoom) -> Unplaced {
-    let CallNeeds { needs, waiting, .. } = &mut *shortage.call;
-    needs.arguments.append(waiting);
+    shortage.call.needs.arguments = shortage.call.waiting().into_iter().map(|(size, _)| size).collect();
     Unplaced::NoRoom(Arc::clone(memory), shortage)
 }
 
@@ -156,7 +155,7 @@ fn never(
     for (shape, of) in waiting {
         (provenance, size) = (of, footprint(allocator, &shape));
         together.arrays.push(size);
-        if !memory.would_fit(&together, &|_| false) {
+        if !memory.would_fit(&together, &|_| false, None) {
             break;
         }
     }

@@ -92,8 +92,8 @@ impl Resident for Thing {
         None
     }
 
-    fn has_copy(&self) -> bool {
-        false
+    fn copy(&self) -> Option<BlockId> {
+        None
     }
 
     fn forget_copy(&self) -> Bytes {

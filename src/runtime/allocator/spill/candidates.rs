@@ -7,7 +7,10 @@ use std::{
 };
 
 use crate::{
-    memory::next_use::{NextUse, UseKey},
+    memory::{
+        BlockId,
+        next_use::{NextUse, UseKey},
+    },
     runtime::device_memory::{DeviceMemory, Resident, Spillable, Tier},
     units::Bytes,
 };
@@ -16,8 +19,8 @@ use crate::{
 pub struct Candidate {
     /// When it is used next.
     pub next: NextUse,
-    /// Whether its copy is in the tier, so that it costs less than another.
-    pub has_copy: bool,
+    /// Its copy in the tier, so that it costs less than another.
+    pub copy: Option<BlockId>,
     /// The size that was asked for.
     pub size: Bytes,
     /// What the past knows it by.
@@ -31,7 +34,7 @@ pub struct Candidate {
 impl Candidate {
     /// The greatest goes first.
     fn rank(&self) -> (NextUse, bool, Bytes, usize) {
-        (self.next, self.has_copy, self.size, self.place)
+        (self.next, self.copy.is_some(), self.size, self.place)
     }
 }
 
@@ -62,13 +65,23 @@ pub struct Candidates(BinaryHeap<Candidate>);
 impl Candidates {
     /// Those of `memory`, as far as `may` accepts their next use. O(n) for n arrays.
     pub fn of(memory: &DeviceMemory, tier: &Tier, may: impl Fn(NextUse) -> bool) -> Self {
+        Self::seen(memory, tier, |resident| resident.spillable(), may)
+    }
+
+    /// As [`Self::of`], of the arrays that are `seen` as such.
+    pub fn seen(
+        memory: &DeviceMemory,
+        tier: &Tier,
+        seen: impl Fn(&Arc<dyn Resident>) -> Option<Spillable>,
+        may: impl Fn(NextUse) -> bool,
+    ) -> Self {
         let all = memory.residents.all().into_iter();
-        let found: Vec<_> = all.filter_map(|resident| resident.spillable().map(|seen| (resident, seen))).collect();
+        let found: Vec<_> = all.filter_map(|resident| seen(&resident).map(|seen| (resident, seen))).collect();
         let keys: Vec<UseKey> = found.iter().map(|(_, seen)| seen.key).collect();
         let uses = tier.record.next_uses(&keys);
         let candidate = |(place, ((resident, seen), next))| {
-            let Spillable { has_copy, size, key } = seen;
-            Candidate { next, has_copy, size, key, resident, place }
+            let Spillable { copy, size, key } = seen;
+            Candidate { next, copy, size, key, resident, place }
         };
         let candidates = found.into_iter().zip(uses).enumerate().map(candidate);
         Self(candidates.filter(|candidate| may(candidate.next)).collect())

@@ -9,15 +9,20 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use proptest::prelude::*;
+use rustc_hash::FxHashSet;
 
 use super::*;
 use crate::{
     device::{Carrier, HostArray, Mover, fake::FakeBacking},
     error::Result,
     memory::{Arena, BlockId, MoveBarrier, Strategy, compaction::Costs, next_use::UseKey},
-    runtime::device_memory::{
-        LockedForMove, Spillable,
-        spill_record::{Launched, Used},
+    runtime::{
+        allocator::spill::foreseen::Foreseen,
+        device_memory::{
+            LockedForMove, Spillable,
+            spill_record::{Launched, Used},
+        },
     },
     units::Address,
 };
@@ -116,13 +121,13 @@ impl Resident for Array {
     fn spillable(&self) -> Option<Spillable> {
         self.look();
         let own = self.own.lock();
-        let (size, has_copy) = (own.as_ref()?.size(), self.copy.lock().is_some());
-        Some(Spillable { size, key: UseKey::Other(self.number), has_copy })
+        let (size, copy) = (own.as_ref()?.size(), self.copy.lock().as_ref().map(|copy| copy.block().id));
+        Some(Spillable { size, key: UseKey::Other(self.number), copy })
     }
 
-    fn has_copy(&self) -> bool {
+    fn copy(&self) -> Option<BlockId> {
         self.look();
-        self.is_on_device() && self.copy.lock().is_some()
+        self.copy.lock().as_ref().filter(|_| self.is_on_device()).map(|copy| copy.block().id)
     }
 
     fn forget_copy(&self) -> Bytes {
@@ -339,4 +344,24 @@ fn no_more_arrays_go_after_a_signal() {
     let gone = spill_until(&world.memory, world.tier(), &Enough::Never, |_| true, goes_on);
     assert_eq!((gone, world.disk.copies()), (Bytes::new(3 * SIZE.get()), 3));
     assert!(!world.memory.moves.are_under_way());
+}
+
+proptest! {
+    /// What is foreseen to stay does, and nothing else.
+    #[test]
+    fn what_a_tier_cannot_hold_is_foreseen(
+        sizes in prop::collection::vec((1..32u64, prop::bool::weighted(0.2)), 1..24),
+        more in 0..256u64,
+        used in 0..24usize,
+    ) {
+        let sizes: Vec<_> = sizes.into_iter().map(|(size, has_copy)| (Bytes::kib(4 * size), has_copy)).collect();
+        let copies: Bytes = sizes.iter().filter(|(_, has_copy)| *has_copy).map(|&(size, _)| size).sum();
+        let world = World::new(&sizes, copies + Bytes::kib(4 * more), None);
+        world.use_first(used.min(sizes.len()));
+        let foreseen = Foreseen::of(&world.memory, world.tier(), &FxHashSet::default()).beside_arguments(&[]);
+        world.spill(&Enough::Never);
+        let staying = world.arrays.iter().filter_map(|array| array.occupied()).map(|occupied| occupied.block);
+        let staying: FxHashSet<BlockId> = staying.collect();
+        prop_assert_eq!(foreseen, staying);
+    }
 }

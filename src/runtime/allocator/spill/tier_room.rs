@@ -104,9 +104,9 @@ impl<'a> TierRoom<'a> {
 /// The residents that have copies, the one whose copy is given up first at the end.
 fn copies_of(memory: &DeviceMemory, others: &Candidates) -> Vec<Arc<dyn Resident>> {
     let mut order = others.last_at_the_end();
-    order.retain(|resident| resident.has_copy());
+    order.retain(|resident| resident.copy().is_some());
     order.extend(
-        memory.residents.all().into_iter().filter(|resident| resident.has_copy() && !resident.may_spill()).rev(),
+        memory.residents.all().into_iter().filter(|resident| resident.copy().is_some() && !resident.may_spill()).rev(),
     );
     order
 }
