@@ -5,7 +5,7 @@
 //!  launch.rs   then its arguments go, too; they come back, and others go where they were
 //! ```
 
-use std::{collections::VecDeque, sync::Arc};
+use std::sync::Arc;
 
 use rustc_hash::FxHashSet;
 
@@ -86,6 +86,8 @@ struct Filling {
     left: Vec<Array>,
     /// Copies of what does not go: they give way first, from the end on.
     copies: Vec<(Bytes, BlockId)>,
+    /// What all copies take of arrays that are on the device.
+    copied: Bytes,
     /// Arguments that went.
     own: Vec<(Bytes, BlockId)>,
 }
@@ -93,38 +95,60 @@ struct Filling {
 impl Filling {
     /// Arrays are `left`; those that are `staying` may have copies, too.
     fn begin(tier: &Tier, left: Vec<Array>, staying: &[Array]) -> Self {
-        let copies = staying.iter().rev().filter_map(|array| Some((array.size, array.copy?))).collect();
-        Self { tier: tier.memory.imagined(), left, copies, own: Vec::new() }
+        let copies: Vec<_> = staying.iter().rev().filter_map(|array| Some((array.size, array.copy?))).collect();
+        let others = left.iter().filter(|array| array.copy.is_some()).map(|array| array.size);
+        let copied = copies.iter().map(|&(size, _)| size).chain(others).sum();
+        Self { tier: tier.memory.imagined(), left, copies, copied, own: Vec::new() }
     }
 
-    /// Arrays go while there is room. Copies of those that go last give way.
+    /// Arrays go while there is room, as in [`super::tier_room`]. O(n) for n arrays, and the tier's allocations.
     fn fill(&mut self) {
-        let mut order = VecDeque::from(std::mem::take(&mut self.left));
-        while let Some(array) = order.pop_front() {
-            let block = array.copy.or_else(|| self.take(array.size, &mut order));
+        let mut order = std::mem::take(&mut self.left);
+        // From here on the copies have given way; and nothing as large as this has room.
+        let (mut end, mut refused) = (order.len(), Bytes::MAX);
+        for at in 0..order.len() {
+            let array = order[at];
+            let block = match array.copy {
+                Some(copy) => {
+                    self.copied -= array.size;
+                    Some(copy)
+                }
+                None if array.size >= refused => None,
+                None => self.take(array.size, &mut order[at + 1..], at + 1, &mut end),
+            };
             match block {
                 Some(block) if array.is_own => self.own.push((array.size, block)),
                 Some(_) => {}
-                None => self.left.push(array),
+                None => {
+                    refused = refused.min(array.size);
+                    self.left.push(array);
+                }
             }
         }
     }
 
-    /// A block of the tier.
-    fn take(&mut self, size: Bytes, others: &mut VecDeque<Array>) -> Option<BlockId> {
-        let mut copies: Bytes = self.copies.iter().map(|&(size, _)| size).sum();
-        copies += others.iter().filter(|other| other.copy.is_some()).map(|other| other.size).sum::<Bytes>();
+    /// A block of the tier. Copies give way: of those of `others`, which are in their order `from` there on, the last.
+    fn take(&mut self, size: Bytes, others: &mut [Array], from: usize, end: &mut usize) -> Option<BlockId> {
         loop {
             if let Ok(block) = self.tier.allocate(size) {
                 return Some(block.id);
             }
             let stats = self.tier.stats();
-            if stats.free_bytes + stats.limit.saturating_sub(stats.pool_bytes) + copies < size {
+            if stats.free_bytes + stats.limit.saturating_sub(stats.pool_bytes) + self.copied < size {
                 return None;
             }
-            let last = || others.iter_mut().rev().find_map(|other| Some((other.size, other.copy.take()?)));
+            let last = || {
+                while *end > from {
+                    *end -= 1;
+                    let other = &mut others[*end - from];
+                    if let Some(copy) = other.copy.take() {
+                        return Some((other.size, copy));
+                    }
+                }
+                None
+            };
             let (freed, copy) = self.copies.pop().or_else(last)?;
-            copies -= freed;
+            self.copied -= freed;
             // What the tier does not know any more has gone by now.
             drop(self.tier.free(copy));
         }
@@ -132,7 +156,9 @@ impl Filling {
 
     /// Arguments come back: those that went, and those that are `waiting`. Copies of them are kept.
     fn come_back(&mut self, waiting: &[(Bytes, BlockId)]) {
+        let before = self.copies.len();
         self.copies.append(&mut self.own);
         self.copies.extend_from_slice(waiting);
+        self.copied += self.copies[before..].iter().map(|&(size, _)| size).sum::<Bytes>();
     }
 }
