@@ -226,8 +226,8 @@ class Client:
         stats = memory.stats()[device]
         spills = self.settings["spill"] != "off"
         stays = sum(self._bytes(name) for name in stay if name in self.arrays and self._is_on(name, device))
-        # What busy programs hold comes back, though nobody waits for it.
-        stays = stays if spills else stats.bytes_in_use + stats.pending_bytes
+        # What busy programs hold may come back.
+        stays = stays if spills else stats.bytes_in_use
         known = Known(stats.strategy, spills, sizes, is_all, arguments, stats.bytes_in_use, stats.num_live_blocks)
         # Arrays that are donated give their memory to results.
         return known, is_all and sum(sizes) + stays > self.limit

@@ -53,6 +53,8 @@ enum Step {
     Unpin(u64),
     /// So much is kept for scratch.
     Scratch(Bytes),
+    /// So much of it is kept until now, for a program that is under way.
+    UnderWay(Bytes),
 }
 
 /// How blocks move: at which costs, and which of them could at the end.
@@ -73,6 +75,9 @@ impl Past {
         let mut forgotten = FxHashSet::default();
         let mut steps = Vec::with_capacity(events.len());
         let mut before: Option<&Event> = None;
+        // What programs under way need, and the step since which so much has been kept.
+        let needed = state.scratch.under_way.iter().copied().max().unwrap_or(Bytes::ZERO);
+        let mut since = None;
         for event in &events {
             let (block, run) = (event.block, event.step);
             match event.kind() {
@@ -103,10 +108,18 @@ impl Past {
                 EventKind::Retire => steps.push(Step::Retire(block)),
                 EventKind::Pin => steps.push(Step::Pin(block)),
                 EventKind::Unpin => steps.push(Step::Unpin(block)),
-                EventKind::Scratch if event.bytes.get() > event.other => steps.push(Step::Scratch(event.bytes)),
+                EventKind::Scratch if event.bytes.get() > event.other => {
+                    if event.other < needed.get() && event.bytes >= needed {
+                        since = Some(steps.len());
+                    }
+                    steps.push(Step::Scratch(event.bytes));
+                }
                 _ => {}
             }
             before = Some(event);
+        }
+        if let Some(since) = since.filter(|&since| matches!(steps.get(since), Some(Step::Scratch(_)))) {
+            steps.insert(since + 1, Step::UnderWay(needed));
         }
         Some(Self(steps))
     }
@@ -172,6 +185,8 @@ impl<'a> Again<'a> {
                 self.launch = Some((bytes, None));
                 self.rehearsal.keep(bytes, &|_| true)
             }
+            // It lies within what was kept just now.
+            Step::UnderWay(bytes) => self.rehearsal.arena.begin_scratch(bytes).is_ok(),
         }
     }
 

@@ -200,6 +200,26 @@ fn moves_are_advised_only_if_they_make_room_from_the_beginning_on() {
 }
 
 #[test]
+fn a_limit_counts_the_scratch_of_a_program_under_way_where_it_lies() {
+    // p . S . . . . .   scratch lies above p, which stays at the low end, and divides what is free
+    let (mut arena, _device) = arena(Kind::Tpu, Bytes::mib(8));
+    arena.record_history(100);
+    let [p, gone] = [1, 1].map(|mib| take(&arena, Bytes::mib(mib)).id);
+    assert_eq!(arena.pin(p), Ok(()));
+    let scratch = Bytes::mib(1);
+    assert_eq!(arena.begin_scratch(scratch).map_err(drop), Err(()));
+    assert!(arena.begin_scratch_anywhere(scratch).is_ok());
+    // The launch's result.
+    let result = take(&arena, Bytes::mib(1)).id;
+    [gone, result].into_iter().for_each(|id| assert_eq!(arena.free(id), Ok(())));
+    let needs = Needs::of(Bytes::mib(7));
+    let least = || arena.least_limit((&needs, Execution::default()), Bytes::mib(64), (&Costs::COPY, None));
+    let beside = least();
+    arena.end_scratch(scratch);
+    assert_eq!([beside, least()], [10, 9].map(|mib| Some(Bytes::mib(mib))));
+}
+
+#[test]
 fn an_exhaustion_is_of_one_instant() {
     let (arena, _device) = arena(Kind::Preallocate, Bytes::mib(4));
     let (one, two) = (take(&arena, Bytes::mib(1)), take(&arena, Bytes::new(4)));
