@@ -74,3 +74,15 @@ pub struct Stats {
     /// What `pool_bytes` never exceeds.
     pub limit: Bytes,
 }
+
+impl Stats {
+    /// What the pool may still grow by.
+    pub fn growth(&self) -> Bytes {
+        self.limit.saturating_sub(self.pool_bytes)
+    }
+
+    /// What is free, or may be: in however many pieces.
+    pub fn available(&self) -> Bytes {
+        self.free_bytes + self.growth()
+    }
+}

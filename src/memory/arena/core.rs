@@ -168,9 +168,9 @@ impl Arena {
     /// beyond the caller's `own_scratch`, waits for them, at most `timeout`.
     ///
     /// Whether they would help is computed, not guessed: they are joined with the holes beside them (and whole regions
-    /// with the limit). If the request does not fit even then, the error comes at once; if it would,
-    /// but another thread takes the room, likewise. It is computed, O(blocks), again only once something has taken
-    /// room, and for half of the time at most: that is under the lock.
+    /// with the limit). If the request does not fit even then, the error comes at once; if it would, but another thread
+    /// takes the room, likewise. It is computed, O(blocks), again only once something has taken room, and for half of
+    /// the time at most: that is under the lock.
     ///
     /// # Errors
     /// As [`Self::allocate`].

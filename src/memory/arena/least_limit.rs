@@ -36,10 +36,10 @@ impl Arena {
     /// The least limit in whole MiB, at most `most`, under which `needs` of a `run` would have found room.
     ///
     /// All that happened since the start is done again under each limit, because under another one blocks lie
-    /// elsewhere. Where blocks move, they move again as they would there, and `movable` says which of them could now. If the
-    /// history does not know all, or doing it again would take long, the blocks are supposed to lie where they do, with
-    /// more room behind them. `None` where none is enough, or it is not the limit that is in the way. O(log n) times
-    /// O(n log n) for n blocks, or events.
+    /// elsewhere. Where blocks move, they move again as they would there, and `movable` says which of them could now.
+    /// If the history does not know all, or doing it again would take long, the blocks are supposed to lie where they
+    /// do, with more room behind them. `None` where none is enough, or it is not the limit that is in the way.
+    /// O(log n) times O(n log n) for n blocks, or events.
     pub fn least_limit(
         &self,
         (needs, run): (&Needs, Execution),

@@ -105,7 +105,8 @@ impl Arena {
     }
 
     /// Whether a block of `size` would come once all retired blocks are freed, and no program under way needs scratch
-    /// but for so much of its `own`; where the device has `refused` memory, of what is released to it then. Only the strategy's books are copied: threads that wait ask again and again.
+    /// but for so much of its `own`; where the device has `refused` memory, of what is released to it then. Only the
+    /// strategy's books are copied: threads that wait ask again and again.
     pub(super) fn would_end(&self, state: &State, size: Bytes, (own, refused): (Bytes, bool)) -> bool {
         let left = if refused { state.placement.leaving() } else { Imagined::ALL };
         let device = Imagined::like(&self.backing, left);

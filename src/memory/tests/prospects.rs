@@ -88,7 +88,8 @@ proptest! {
         arrays in sizes(),
     ) {
         let (arena, _) = replay(kind, Bytes::mib(limit), &steps);
-        let (said, before) = (arena.would_fit(&Needs { arrays: arrays.clone(), ..Needs::default() }, &|_| false, None), arena.stats());
+        let needs = Needs { arrays: arrays.clone(), ..Needs::default() };
+        let (said, before) = (arena.would_fit(&needs, &|_| false, None), arena.stats());
         prop_assert_eq!(arena.stats(), before, "nothing changes");
         let retired = arena.blocks().into_iter().filter(|info| info.state == BlockState::Retired);
         retired.for_each(|info| assert_eq!(arena.free(info.block.id), Ok(())));
@@ -109,7 +110,8 @@ proptest! {
         let needs = Needs { arrays: arrays.clone(), ..Needs::default() };
         // Where a step failed, more of them go well under a higher limit.
         prop_assume!(all_found && !arena.would_fit(&needs, &|_| false, None));
-        let enough = arena.least_limit((&needs, Execution::default()), Bytes::gib(1), (&Costs::COPY, None)).expect("a GiB is enough");
+        let least = arena.least_limit((&needs, Execution::default()), Bytes::gib(1), (&Costs::COPY, None));
+        let enough = least.expect("a GiB is enough");
         prop_assert!(enough > limit);
         let works = |limit| {
             let (arena, all_found) = replay(kind, limit, &steps);

@@ -1,4 +1,5 @@
-//! What a wait for retired blocks costs does not grow with the blocks that end meanwhile, counted in predictions.
+//! What is waited for; and what a wait for retired blocks costs, counted in predictions: it does not grow with the
+//! blocks that end meanwhile.
 
 use std::{sync::atomic::Ordering, thread};
 

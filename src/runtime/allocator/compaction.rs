@@ -238,7 +238,8 @@ pub fn would_come(memory: &DeviceMemory, rest: &Needs, (whole, own): (&Needs, &[
     Some(memory.would_come((rest, Some((whole, own))), &memory.carrier.costs(), &movable).is_some())
 }
 
-/// The least limit, `most` at most, under which `needs` of a `run` would have found room; where it `compacts`, by moves.
+/// The least limit, `most` at most, under which `needs` of a `run` would have found room; where it `compacts`, by
+/// moves.
 pub fn least_limit(
     memory: &DeviceMemory,
     (needs, run): (&Needs, Execution),

@@ -1,7 +1,8 @@
 //! The out-of-memory error: what was wanted, what was tried, what holds the memory, and what would have helped.
 //!
 //! All numbers, holders and lines are of one instant, that of the failure. The error has a hint only if following it
-//! was computed to make room for the whole call, its other results and other devices included: nothing moves for that. The failure is noted in the arena's history, and written as a report where the user wants one.
+//! was computed to make room for the whole call, its other results and other devices included: nothing moves for that.
+//! The failure is noted in the arena's history, and written as a report where the user wants one.
 
 use std::{
     cell::RefCell,

@@ -129,8 +129,7 @@ fn can_be_had_here(allocator: &Allocator, memory: &DeviceMemory, call: CallNeeds
         return true;
     }
     let stats = memory.stats();
-    let within = stats.free_bytes + stats.pending_bytes + stats.slack_bytes + stats.reserved_bytes;
-    let within = within + stats.limit.saturating_sub(stats.pool_bytes);
+    let within = stats.available() + stats.pending_bytes + stats.slack_bytes + stats.reserved_bytes;
     let Some(sum) = call.needs.sum() else { return false };
     if sum.saturating_sub(call.had.bytes) > within {
         // What caches and programs keep looks as if it were in use. What has an owner stays.
@@ -181,8 +180,7 @@ fn can_be_spilled_for(compacts: bool, memory: &DeviceMemory, tier: &Tier, call: 
         }
     }
     let tier_stats = tier.memory.stats();
-    let growth = tier_stats.limit.saturating_sub(tier_stats.pool_bytes);
-    let room = tier_stats.free_bytes + growth + tier.copies();
+    let room = tier_stats.available() + tier.copies();
     let Some(left) = call.needs.sum().and_then(|needs| {
         memory.stats().limit.saturating_sub(kept).checked_sub(needs)?.checked_sub(present)?.checked_sub(waiting)
     }) else {
@@ -193,7 +191,7 @@ fn can_be_spilled_for(compacts: bool, memory: &DeviceMemory, tier: &Tier, call: 
     }
     // What is in use, or another launch wants, may be gone when that has ended, or let others stay. And where a tier
     // can grow by far more than could go there, nothing stays for want of a piece.
-    if are_in_use || wanted > present || others.get() <= growth.get() / 4 {
+    if are_in_use || wanted > present || others.get() <= tier_stats.growth().get() / 4 {
         return fits_in_some_order(memory, call, &staying);
     }
     let own = call.own();

@@ -98,7 +98,7 @@ pub fn make_room_for_all(
         let stats = memory.stats();
         let pending = if waits { stats.pending_bytes } else { Bytes::ZERO };
         let wanted = bytes.saturating_sub(pending);
-        (wanted > stats.free_bytes + (stats.limit - stats.pool_bytes)).then_some(wanted)
+        (wanted > stats.available()).then_some(wanted)
     };
     if missing().is_none() {
         return Ok(());
@@ -188,10 +188,7 @@ impl Enough {
     fn is_there(&self, memory: &DeviceMemory, gone: Bytes) -> bool {
         match *self {
             Self::Never => false,
-            Self::Free(bytes) => {
-                let stats = memory.stats();
-                stats.free_bytes + (stats.limit - stats.pool_bytes) >= bytes
-            }
+            Self::Free(bytes) => memory.stats().available() >= bytes,
             Self::Hole(bytes) => memory.stats().largest_request >= bytes,
             Self::Gone(bytes) => gone >= bytes,
         }

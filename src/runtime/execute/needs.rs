@@ -81,7 +81,8 @@ fn add_arguments(
     }
 }
 
-/// What the caller is told; `run` tells the number of the execution on each device. The launch has given all back, so that what would have made room is computed for all of it.
+/// What the caller is told; `run` tells the number of the execution on each device. The launch has given all back, so
+/// that what would have made room is computed for all of it.
 #[cold]
 pub fn explain(call: &Call<'_>, unplaced: Unplaced, run: impl Fn(usize) -> Execution) -> Failure {
     let (full, shortage) = match unplaced {

@@ -1,4 +1,4 @@
-//! Which arrays stay because a tier has no room for them, where nothing else is under way: known before one of them goes.
+//! Which arrays stay because a tier has no room for them, where nothing else is under way: known before one goes.
 //!
 //! ```text
 //!  spill.rs    arrays that the call does not use go in their order, while they fit
@@ -133,8 +133,7 @@ impl Filling {
             if let Ok(block) = self.tier.allocate(size) {
                 return Some(block.id);
             }
-            let stats = self.tier.stats();
-            if stats.free_bytes + stats.limit.saturating_sub(stats.pool_bytes) + self.copied < size {
+            if self.tier.stats().available() + self.copied < size {
                 return None;
             }
             let last = || {

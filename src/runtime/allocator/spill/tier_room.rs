@@ -81,10 +81,7 @@ impl<'a> TierRoom<'a> {
             Ok(block) => return Ok(owned(block)),
             Err(numbers) => numbers,
         };
-        let could_do = || {
-            let stats = tier.stats();
-            stats.free_bytes + (stats.limit - stats.pool_bytes) + self.tier.copies() >= size
-        };
+        let could_do = || tier.stats().available() + self.tier.copies() >= size;
         while could_do() {
             let copies = self.copies.get_or_insert_with(|| copies_of(self.memory, others));
             let Some(resident) = copies.pop() else { break };
