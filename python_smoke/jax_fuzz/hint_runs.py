@@ -87,6 +87,8 @@ class Client:
         self.go, self.threads = threading.Event(), list[threading.Thread]()
         #: What programs that are under way hold on each device, though it was deleted.
         self.held = [0, 0]
+        #: Seconds before each operation, in which the ends of programs are noted whoever has the processors.
+        self.pause = 0.0
         _no_client()
         settings = {"zero_copy": "off", **self.settings}
         if settings["spill"] == "folder":
@@ -133,6 +135,7 @@ class Client:
     def do(self, operation: Operation) -> Failure | None:
         """Does one operation of the program; what it is about may be missing."""
         self.settle()
+        time.sleep(self.pause)
         known = [self._known(operation, device) for device in range(len(self.devices))]
         before, since = _moved(), time.monotonic()
         try:
@@ -166,7 +169,8 @@ class Client:
             case Unpin(name):
                 self.views.pop(name, None)
             case Busy(name) if name in arrays:
-                self._begin(arrays.pop(name))
+                self._begin(arrays[name])
+                del arrays[name]
             case Run(number, names, results) if all(name in arrays for name in names):
                 arguments = [arrays[name] for name in names]
                 made = jax.block_until_ready(self._function(number, arguments[0])(*arguments))
@@ -192,7 +196,7 @@ class Client:
 
     def _begin(self, array: jax.Array) -> None:
         """Has a program use an array until `release`."""
-        entered, go = threading.Event(), self.go
+        entered, go, failed = threading.Event(), self.go, list[Exception]()
 
         def wait(value: Any) -> Any:
             entered.set()
@@ -202,10 +206,19 @@ class Client:
         def busy(x: jax.Array) -> jax.Array:
             return jax.pure_callback(wait, jax.ShapeDtypeStruct((1, 1), jnp.uint8), x[:1, :1])
 
-        thread = threading.Thread(target=lambda: jax.block_until_ready(jax.jit(busy)(array)), daemon=True)
+        def run() -> None:
+            try:
+                jax.block_until_ready(jax.jit(busy)(array))
+            except RuntimeError as error:
+                failed.append(error)
+                entered.set()
+
+        thread = threading.Thread(target=run, daemon=True)
         thread.start()
         if not entered.wait(LONGEST):
             raise TimeoutError("a program with a callback does not begin")
+        if failed:
+            raise failed[0]
         self.threads.append(thread)
         self.held[self._where(array)] += array.nbytes
         array.delete()
@@ -223,6 +236,9 @@ class Client:
                 stay |= {name for number, name in enumerate(names) if number not in donated}
                 arguments = [self._bytes(name) for name in names]
                 is_all = not donated and not (what.scratch and self.settings["strategy"] == "tpu")
+            case Busy(name) if name in self.arrays and self._is_on(name, device):
+                sizes, is_all, arguments = [1], False, [self._bytes(name)]
+                stay.add(name)
         stats = memory.stats()[device]
         spills = self.settings["spill"] != "off"
         stays = sum(self._bytes(name) for name in stay if name in self.arrays and self._is_on(name, device))

@@ -10,6 +10,8 @@
 An error's numbers must add up, and be those of the call. A hint is followed in a fresh client that does the same: with
 another limit (which must be the least that works, to one percent and one MiB), with compaction, with other donated
 arguments; or in the same one, after programs under way have ended. What fails must not have moved or spilled anything.
+Where it did, it must do so again with a pause before each operation: a program whose results are there may not have
+ended yet.
 
 It prints what was wrong, and ends with a line of counts; the status is 1 where something was wrong.
 """
@@ -46,6 +48,8 @@ EACH = 100
 ERRORS = 2
 #: Seconds after which a process shows what its threads do, and ends.
 LONGEST = 240
+#: Seconds before each operation of a program that is run again.
+PAUSE = 0.05
 #: Seconds that an error may take that nothing is waited for.
 AT_ONCE = 4.0
 
@@ -56,20 +60,25 @@ class Exhausted:
 
     index: int
     told: Told
+    #: Whether a program was under way.
+    is_busy: bool
     #: Operations that failed before, and those that were tried again after a wait.
     skipped: frozenset[int]
     released: frozenset[int]
+    #: Whether something was done in vain.
+    is_vain: bool = False
     #: What is wrong: kind and words.
     faults: list[tuple[str, str]] = field(default_factory=list)
 
 
 def rerun(
-    program: Program, at: Exhausted, donated: dict[int, tuple[int, ...]] | None = None, **changed: str
-) -> tuple[int, str] | None:
-    """The program once more up to that error, with other settings: where it fails and the text, if it does."""
-    from jax_fuzz.hint_runs import Client
+    program: Program, at: Exhausted, donated: dict[int, tuple[int, ...]] | None = None, pause: float = 0, **changed: str
+) -> tuple[int, Failure] | None:
+    """The program once more up to that error, with other settings: where and how it fails, if it does."""
+    from jax_fuzz.hint_runs import Client, Failure
 
     with Client(program, donated, **changed) as client:
+        client.pause = pause
         for number, operation in enumerate(program.operations[: at.index + 1]):
             if number in at.skipped:
                 continue
@@ -79,9 +88,9 @@ def rerun(
                 failure = client.do(operation)
             except RuntimeError as error:
                 # What was donated is not there any more.
-                return number, str(error)
+                return number, Failure(str(error), [], 0, 0, False)
             if failure:
-                return number, failure.text
+                return number, failure
     return None
 
 
@@ -94,21 +103,21 @@ def examine(program: Program) -> tuple[list[Exhausted], Counter[str]]:
     with Client(program) as client:
         for number, operation in enumerate(program.operations):
             counts["operations"] += 1
-            busy = bool(client.threads)
+            is_busy = bool(client.threads)
             if not (failure := client.do(operation)):
                 continue
             told = hint_text.read(failure.text)
-            error = Exhausted(number, told, frozenset(skipped), frozenset(released))
+            error = Exhausted(number, told, is_busy, frozenset(skipped), frozenset(released))
             errors.append(error)
             counts[f"hint {told.kind}"] += 1
             known = failure.known[int(told.device.rpartition(":")[2] or 0)]
             error.faults += [("text", fault) for fault in hint_text.faults(told, known)]
-            error.faults += _vain(failure, busy, told.kind == "wait")
+            error.is_vain = any(_vain(failure, error))
             if told.kind == "wait":
                 released.add(number)
                 if again := _after_a_wait(client, number, program):
                     if not _is_next_call(program, error, (number, again)):
-                        error.faults.append(("wait", f"after the wait there is no room either:\n{again}"))
+                        error.faults.append(("wait", f"after the wait there is no room either:\n{again.text}"))
                     skipped.add(number)
             else:
                 skipped.add(number)
@@ -116,6 +125,9 @@ def examine(program: Program) -> tuple[list[Exhausted], Counter[str]]:
                 break
     counts["errors"] = len(errors)
     for error in errors:
+        if error.is_vain:
+            again = rerun(program, error, pause=PAUSE)
+            error.faults += _vain(again[1], error) if again and again[0] == error.index else ()
         if error.told.kind in FOLLOW:
             error.faults += FOLLOW[error.told.kind](program, error)
         counts["followed"] += error.told.kind not in ("none", "other")
@@ -124,23 +136,22 @@ def examine(program: Program) -> tuple[list[Exhausted], Counter[str]]:
     return errors, counts
 
 
-def _vain(failure: Failure, busy: bool, has_hope: bool) -> Iterator[tuple[str, str]]:
+def _vain(failure: Failure, error: Exhausted) -> Iterator[tuple[str, str]]:
     # What comes to pass when programs have ended may have been worth moves.
-    if failure.moved and (failure.is_too_much or not (has_hope or busy)):
+    if failure.moved and (failure.is_too_much or not (error.told.kind == "wait" or error.is_busy)):
         kind = "vain, beyond the limit" if failure.is_too_much else "vain, in pieces"
         yield kind, f"{failure.moved} arrays were moved, spilled or brought back for a call that fails"
-    if not busy and failure.seconds > AT_ONCE:
+    if not error.is_busy and failure.seconds > AT_ONCE:
         yield "slow", f"the error took {failure.seconds:.1f} s, and nothing was under way"
 
 
-def _after_a_wait(client: Client, number: int, program: Program) -> str | None:
+def _after_a_wait(client: Client, number: int, program: Program) -> Failure | None:
     client.release()
-    failure = client.do(program.operations[number])
-    return failure.text if failure else None
+    return client.do(program.operations[number])
 
 
-def _said(program: Program, failed: tuple[int, str]) -> str:
-    return f"{program.operations[failed[0]]} (operation {failed[0]}) fails then:\n{failed[1]}"
+def _said(program: Program, failed: tuple[int, Failure]) -> str:
+    return f"{program.operations[failed[0]]} (operation {failed[0]}) fails then:\n{failed[1].text}"
 
 
 def _limit(program: Program, at: Exhausted) -> Iterator[tuple[str, str]]:
@@ -153,12 +164,12 @@ def _limit(program: Program, at: Exhausted) -> Iterator[tuple[str, str]]:
         yield "limit too high", f"PJRT_ARENA_LIMIT={less}MiB is enough, less than the {enough}MiB of the hint"
 
 
-def _is_next_call(program: Program, at: Exhausted, failed: tuple[int, str]) -> bool:
+def _is_next_call(program: Program, at: Exhausted, failed: tuple[int, Failure]) -> bool:
     """Whether the call that failed was no part of what failed first: an array on two devices is put by two calls."""
-    number, text = failed
+    number, failure = failed
     operation = program.operations[number]
     on_both = isinstance(operation, hint_programs.Put) and operation.where == hint_programs.BOTH
-    return number == at.index and on_both and hint_text.read(text).device != at.told.device
+    return number == at.index and on_both and hint_text.read(failure.text).device != at.told.device
 
 
 def _compact(program: Program, at: Exhausted) -> Iterator[tuple[str, str]]:

@@ -53,7 +53,7 @@ impl Arena {
             if state.stats(self.limit).limit < self.limit {
                 return None;
             }
-            (Past::of(&state, run.step), movable.map(|movable| numbers(&state, movable)))
+            (Past::of(&state, run.step, needs.scratch), movable.map(|movable| numbers(&state, movable)))
         };
         let behind = self.limit.checked_add(needs.sum()?)?;
         let behind = behind.checked_add(Bytes::new(behind.get() / SMALL_BLOCKS))?.checked_round_up(UNIT)?;
@@ -104,7 +104,7 @@ impl Arena {
     ) -> bool {
         let (past, may_move) = {
             let state = self.state.lock();
-            (Past::of(&state, run.step), numbers(&state, movable))
+            (Past::of(&state, run.step, needs.scratch), numbers(&state, movable))
         };
         let (Some(past), Some(arena)) = (past, self.again(self.limit)) else { return true };
         past.len() > MOST_STEPS || past.fits(&arena, needs, Some((costs, &may_move)))

@@ -61,9 +61,9 @@ enum Step {
 pub(super) type Moves<'a> = (&'a Costs, &'a FxHashSet<u64>);
 
 impl Past {
-    /// What happened but for calls that failed, such as this `run`: what they had was freed again. `None` where the
-    /// history does not know all of it, or much has moved. O(events).
-    pub(super) fn of(state: &State, run: u32) -> Option<Self> {
+    /// What happened but for calls that failed, such as this `run`, which needs so much `scratch`: what they had was
+    /// freed again. `None` where the history does not know all of it, or much has moved. O(events).
+    pub(super) fn of(state: &State, run: u32, scratch: Bytes) -> Option<Self> {
         let events = state.history.since(0)?;
         let of_kind = |kind| events.iter().filter(move |event| event.kind() == kind);
         if of_kind(EventKind::Compaction).count() as u64 * u64::from(state.table.len()) > MOST_PLANS {
@@ -82,8 +82,7 @@ impl Past {
             let (block, run) = (event.block, event.step);
             match event.kind() {
                 EventKind::Allocate | EventKind::OutOfMemory if failed.contains(&run) => {
-                    // A launch keeps its scratch right before its first array comes.
-                    _ = steps.pop_if(|last| matches!(last, Step::Scratch(_)));
+                    forget_scratch(&mut steps, since);
                     forgotten.insert(block);
                 }
                 EventKind::Free | EventKind::Retire if forgotten.contains(&block) => {}
@@ -118,6 +117,9 @@ impl Past {
             }
             before = Some(event);
         }
+        if !scratch.is_zero() {
+            forget_scratch(&mut steps, since);
+        }
         if let Some(since) = since.filter(|&since| matches!(steps.get(since), Some(Step::Scratch(_)))) {
             steps.insert(since + 1, Step::UnderWay(needed));
         }
@@ -135,6 +137,13 @@ impl Past {
         let mut again = Again::new(Rehearsal::new(arena, moves.map(|(costs, _)| costs)));
         self.0.iter().all(|step| again.step(step)) && again.fits(needs, moves.map(|(_, may_move)| may_move))
     }
+}
+
+/// Forgets the scratch of a call that failed, and of each time that it was tried: a launch keeps it right before its
+/// first array comes. What is kept for programs under way, `since` that step, stays.
+fn forget_scratch(steps: &mut Vec<Step>, since: Option<usize>) {
+    let kept = since.map_or(0, |since| since + 1);
+    while steps.len() > kept && steps.pop_if(|last| matches!(last, Step::Scratch(_))).is_some() {}
 }
 
 /// An arena in which the past happens again.

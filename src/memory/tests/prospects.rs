@@ -222,6 +222,27 @@ fn a_limit_counts_the_scratch_of_a_program_under_way_where_it_lies() {
 }
 
 #[test]
+fn a_limit_does_not_count_where_the_scratch_of_the_failed_call_lay() {
+    // r . . . . . . . p p p p p .   with one more, scratch and r lie above p, and the array below it
+    let (mut arena, _device) = arena(Kind::Tpu, Bytes::mib(14));
+    arena.record_history(100);
+    let [r, gone, p] = [1, 7, 5].map(|mib| take(&arena, Bytes::mib(mib)).id);
+    assert_eq!(arena.pin(p), Ok(()));
+    assert_eq!(arena.free(gone), Ok(()));
+    let scratch = Bytes::mib(1);
+    let needs = Needs { scratch, arrays: vec![Bytes::mib(8)], ..Needs::default() };
+    let movable: &dyn Fn(BlockId) -> bool = &|id| id == r;
+    let least = || arena.least_limit((&needs, Execution::default()), Bytes::mib(64), (&Costs::COPY, Some(movable)));
+    let before = least();
+    for _ in 0..2 {
+        assert!(arena.begin_scratch_at_last(scratch).is_ok());
+        assert!(arena.allocate(Request::from(Bytes::mib(8))).is_err());
+        arena.end_scratch(scratch);
+    }
+    assert_eq!([before, least()], [Some(Bytes::mib(15)); 2]);
+}
+
+#[test]
 fn an_exhaustion_is_of_one_instant() {
     let (arena, _device) = arena(Kind::Preallocate, Bytes::mib(4));
     let (one, two) = (take(&arena, Bytes::mib(1)), take(&arena, Bytes::new(4)));

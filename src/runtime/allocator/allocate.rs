@@ -1,6 +1,6 @@
 //! A block for an array.
 
-use std::{ops::ControlFlow, sync::Arc};
+use std::{ops::ControlFlow, sync::Arc, time::Duration};
 
 use crate::{
     config::{Compact, Spill},
@@ -30,6 +30,9 @@ use crate::{
 /// For arrays of this size and more an allocation checks whether memory is about to be freed before it touches new
 /// memory.
 pub const LARGE_ARRAY: Bytes = Bytes::mib(1);
+
+/// How long it waits for that: touching a MiB of new memory takes as long.
+const READY_WAIT: Duration = Duration::from_micros(300);
 
 /// Blocks are multiples of this (`memory::space`).
 const GRANULE: Bytes = Bytes::new(256);
@@ -127,7 +130,7 @@ pub fn allocate_or_explain(
 #[cold]
 fn keep_warm(allocator: &Allocator, memory: &DeviceMemory, size: Bytes) {
     let in_flight = &allocator.in_flight;
-    in_flight.drain_ready();
+    in_flight.drain_ready(READY_WAIT);
     // One for each device keeps it busy.
     let enough = allocator.memories.len();
     let ahead = || memory.pending() >= size && in_flight.is_under_way(enough);

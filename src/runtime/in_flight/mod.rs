@@ -61,9 +61,6 @@ mod resources;
 
 pub use resources::{Consumed, Resources};
 
-/// How long [`InFlight::drain_ready`] waits: touching a MiB of new memory takes as long.
-const READY_WAIT: Duration = Duration::from_micros(300);
-
 /// One execution or transfer on one device.
 struct Operation {
     engine: &'static Engine,
@@ -228,17 +225,18 @@ impl InFlight {
         }
     }
 
-    /// Reaps operations whose results are defined already, for which it waits at most 300 us.
+    /// Reaps operations whose results are defined already, for which it waits so long at most.
     ///
     /// The engine tells a caller that a result is ready before it tells this library that the program is done: a few
-    /// microseconds, or more where threads are short of processors. An allocation that follows a dropped result would
-    /// miss its memory, and touch new memory instead.
-    pub fn drain_ready(&self) {
+    /// microseconds, or milliseconds where threads are short of processors. An allocation that follows a dropped
+    /// result would miss its memory, and touch new memory instead; and one that finds no room would take for under way
+    /// what has ended.
+    pub fn drain_ready(&self, at_most: Duration) {
         if self.count.load(Ordering::Acquire) == 0 {
             return;
         }
         let completing: SmallVec<[Arc<Operation>; 4]> = self.queue.under_way();
-        let deadline = Instant::now() + READY_WAIT;
+        let deadline = Instant::now() + at_most;
         for operation in completing {
             // No lock is held while the engine is asked.
             if operation.results_ready.as_ref().is_some_and(EngineEvent::is_ready) {
