@@ -400,6 +400,19 @@ def test_limits_tell_how_processes_end(tmp_path):
     assert json.loads(path.read_text())["runs"]["v0.6"]["tpu"][0][0] == "names the limit"
 
 
+def test_a_control_group_leaves_room_beside_arrays_or_is_named():
+    try:
+        with limits.control_group(160 << 20):
+            pass
+    except OSError as error:
+        pytest.skip(f"the system lets no control group be made: {error}")
+    given = ("--limits", "g0.15,g0.3", "--fill", "--strategies", "tpu", "--rounds", "1")
+    said = run_python("-m", "bench.limits", *given).stdout.splitlines()
+    # JAX's CPU backend goes on until the system kills it.
+    cells = " | 1 SIGKILL | 1 names the limit |", " | 1 SIGKILL | 1 ok |"
+    assert said[2:] == [f"| control group, 0.{size} GB{cell}" for size, cell in zip((15, 3), cells, strict=True)], said
+
+
 def test_limits_fail_where_a_strategy_ends_by_a_signal_and_jaxs_cpu_backend_does_not():
     assert limits.ended(-6, "") == "SIGABRT" and limits.ended(1, "no memory") == "error"
     runs = {
@@ -407,6 +420,8 @@ def test_limits_fail_where_a_strategy_ends_by_a_signal_and_jaxs_cpu_backend_does
         "v4": {"cpu": ["ok", "ok"], "tpu": ["ok", "SIGSEGV"], "growing": ["ok", "names the limit"]},
     }
     assert limits.broken(runs) == ["`ulimit -v`, 4 GB: tpu ended by a signal, JAX's CPU backend was well"]
+    filled = limits.broken(runs, fill=True)
+    assert filled == ["`ulimit -v`, 1 GB: tpu ended by a signal", "`ulimit -v`, 4 GB: tpu ended by a signal"]
     assert "| `ulimit -v`, 4 GB | 2 ok | 1 ok, 1 SIGSEGV | 1 ok, 1 names the limit |" in limits.table(
         {"v4": runs["v4"]}
     )

@@ -3,17 +3,22 @@
 use std::{fs, path::Path};
 
 use crate::{
-    device::host::mappable::Mappable,
-    error::{Error, Result},
+    device::host::mappable::{LEAST_FREE, Mappable},
+    error::{Code, Error, Result},
     units::Bytes,
 };
 
-/// What this process can have of the machine: its physical memory, or less where a control group (version 1 or 2,
-/// each level of it) allows less, or the process's own limits leave less ([`Mappable::free`]).
+/// Of a control group's memory, for Python, NumPy, JAX and both copies of XLA, whose compiled code grows: a process
+/// had 85 MiB beside its arrays after one program, and 140 after some.
+const KEPT_OF_GROUP: Bytes = Bytes::mib(128);
+
+/// What this process can have of the machine for arrays: its physical memory, or less where a control group (version 1
+/// or 2, each level of it) leaves less beside what the rest of the process needs, or the process's own limits do
+/// ([`Mappable::free`]).
 ///
 /// # Errors
-/// `INTERNAL` when the kernel does not say how much memory there is; `RESOURCE_EXHAUSTED` when the process's own limits
-/// leave nothing.
+/// `INTERNAL` when the kernel does not say how much memory there is; `RESOURCE_EXHAUSTED` when the control group or the
+/// process's own limits leave nothing.
 pub fn capacity() -> Result<Bytes> {
     let mappable = Mappable::now();
     if let Some(mappable) = &mappable {
@@ -28,7 +33,22 @@ fn capacity_under(root: &Path, left_to_map: Option<Bytes>) -> Result<Bytes> {
     let kib = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB")?.parse().ok());
     let physical = kib.and_then(|kib: u64| kib.checked_mul(1024)).map(Bytes::new);
     let physical = physical.ok_or_else(|| Error::internal("/proc/meminfo has no MemTotal in kB".to_owned()))?;
-    Ok(cgroup_limits(root).chain(left_to_map).fold(physical, Bytes::min))
+    let group = cgroup_limits(root).min().map(free_of_group).transpose()?;
+    Ok(group.into_iter().chain(left_to_map).fold(physical, Bytes::min))
+}
+
+/// What arrays may have of a control group's memory. A process that takes more than its group has is killed.
+///
+/// # Errors
+/// RESOURCE_EXHAUSTED where that is next to nothing.
+fn free_of_group(limit: Bytes) -> Result<Bytes> {
+    let free = limit.saturating_sub(KEPT_OF_GROUP);
+    if free >= LEAST_FREE {
+        return Ok(free);
+    }
+    let needed = KEPT_OF_GROUP + LEAST_FREE;
+    let why = format!("the control group lets this process have {limit}; Python, JAX and XLA need {needed}");
+    Err(Error::new(Code::ResourceExhausted, why))
 }
 
 /// The memory limits of the process's control groups and of those around them.
@@ -80,9 +100,21 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn what_is_kept_of_a_group_has_to_be_there() {
+        assert_eq!(free_of_group(Bytes::mib(160)), Ok(Bytes::mib(32)));
+        let error = free_of_group(Bytes::mib(159)).expect_err("one less");
+        assert_eq!(error.code, Code::ResourceExhausted);
+        assert_eq!(
+            error.message,
+            "the control group lets this process have 159.00MiB; Python, JAX and XLA need 160.00MiB"
+        );
+    }
+
+    #[test]
     fn the_tightest_limit_around_the_process_counts() {
         let meminfo = ("proc/meminfo", "MemTotal:       16777216 kB\nMemFree: 1 kB\n");
-        let gib = |n: u64| (n << 30).to_string();
+        // A group's limit that leaves so much.
+        let gib = |n: u64| ((n << 30) + KEPT_OF_GROUP.get()).to_string();
         let v2 = ("proc/self/cgroup", "0::/pod/box\n");
         type Files<'a> = &'a [(&'a str, &'a str)];
         let cases: &[(&str, Files<'_>, Option<Bytes>, u64)] = &[

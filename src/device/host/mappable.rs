@@ -30,7 +30,7 @@ const KEPT_BESIDE_STACKS: Bytes = Bytes::mib(128);
 const STACK: Bytes = Bytes::mib(8);
 
 /// Where arrays and scratch would have less, an error that names the limit helps more than a start.
-const LEAST_FREE: Bytes = Bytes::mib(32);
+pub(super) const LEAST_FREE: Bytes = Bytes::mib(32);
 
 /// What this process may still map under the limit that leaves it least.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
