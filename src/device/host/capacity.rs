@@ -3,18 +3,14 @@
 use std::{fs, path::Path};
 
 use crate::{
-    device::host::mappable::{LEAST_FREE, Mappable},
-    error::{Code, Error, Result},
+    device::host::{control_group::ControlGroup, mappable::Mappable},
+    error::{Error, Result},
     units::Bytes,
 };
 
-/// Of a control group's memory, for Python, NumPy, JAX and both copies of XLA, whose compiled code grows: a process
-/// had 85 MiB beside its arrays after one program, and 140 after some.
-const KEPT_OF_GROUP: Bytes = Bytes::mib(128);
-
 /// What this process can have of the machine for arrays: its physical memory, or less where a control group (version 1
-/// or 2, each level of it) leaves less beside what the rest of the process needs, or the process's own limits do
-/// ([`Mappable::free`]).
+/// or 2, each level of it) leaves less beside what the rest of the process needs ([`ControlGroup::free`]), or the
+/// process's own limits do ([`Mappable::free`]).
 ///
 /// # Errors
 /// `INTERNAL` when the kernel does not say how much memory there is; `RESOURCE_EXHAUSTED` when the control group or the
@@ -33,49 +29,11 @@ fn capacity_under(root: &Path, left_to_map: Option<Bytes>) -> Result<Bytes> {
     let kib = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB")?.parse().ok());
     let physical = kib.and_then(|kib: u64| kib.checked_mul(1024)).map(Bytes::new);
     let physical = physical.ok_or_else(|| Error::internal("/proc/meminfo has no MemTotal in kB".to_owned()))?;
-    let group = cgroup_limits(root).min().map(free_of_group).transpose()?;
-    Ok(group.into_iter().chain(left_to_map).fold(physical, Bytes::min))
-}
-
-/// What arrays may have of a control group's memory. A process that takes more than its group has is killed.
-///
-/// # Errors
-/// RESOURCE_EXHAUSTED where that is next to nothing.
-fn free_of_group(limit: Bytes) -> Result<Bytes> {
-    let free = limit.saturating_sub(KEPT_OF_GROUP);
-    if free >= LEAST_FREE {
-        return Ok(free);
+    let group = ControlGroup::under(root);
+    if let Some(group) = &group {
+        group.check()?;
     }
-    let needed = KEPT_OF_GROUP + LEAST_FREE;
-    let why = format!("the control group lets this process have {limit}; Python, JAX and XLA need {needed}");
-    Err(Error::new(Code::ResourceExhausted, why))
-}
-
-/// The memory limits of the process's control groups and of those around them.
-fn cgroup_limits(root: &Path) -> impl Iterator<Item = Bytes> {
-    let membership = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
-    let mut limits = Vec::new();
-    for line in membership.lines() {
-        // `<hierarchy>:<controllers>:<path>`; version 2 is hierarchy 0 without controllers.
-        let mut fields = line.splitn(3, ':');
-        let (Some(hierarchy), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
-            continue;
-        };
-        let (mount, file) = match hierarchy {
-            "0" if controllers.is_empty() => ("sys/fs/cgroup", "memory.max"),
-            _ if controllers.split(',').any(|name| name == "memory") => {
-                ("sys/fs/cgroup/memory", "memory.limit_in_bytes")
-            }
-            _ => continue,
-        };
-        // A container may see its own group as the root of the mount, whatever its path is outside. So every level
-        // that exists counts, the root too; "max" is no number and no limit.
-        for level in Path::new(path.trim_start_matches('/')).ancestors() {
-            let text = fs::read_to_string(root.join(mount).join(level).join(file)).unwrap_or_default();
-            limits.extend(text.trim().parse().ok().map(Bytes::new));
-        }
-    }
-    limits.into_iter()
+    Ok(group.map(|group| group.free()).into_iter().chain(left_to_map).fold(physical, Bytes::min))
 }
 
 #[cfg(test)]
@@ -100,21 +58,10 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_kept_of_a_group_has_to_be_there() {
-        assert_eq!(free_of_group(Bytes::mib(160)), Ok(Bytes::mib(32)));
-        let error = free_of_group(Bytes::mib(159)).expect_err("one less");
-        assert_eq!(error.code, Code::ResourceExhausted);
-        assert_eq!(
-            error.message,
-            "the control group lets this process have 159.00MiB; Python, JAX and XLA need 160.00MiB"
-        );
-    }
-
-    #[test]
     fn the_tightest_limit_around_the_process_counts() {
         let meminfo = ("proc/meminfo", "MemTotal:       16777216 kB\nMemFree: 1 kB\n");
         // A group's limit that leaves so much.
-        let gib = |n: u64| ((n << 30) + KEPT_OF_GROUP.get()).to_string();
+        let gib = |n: u64| ((n << 30) + (128 << 20)).to_string();
         let v2 = ("proc/self/cgroup", "0::/pod/box\n");
         type Files<'a> = &'a [(&'a str, &'a str)];
         let cases: &[(&str, Files<'_>, Option<Bytes>, u64)] = &[

@@ -16,12 +16,13 @@
 //! What is written where: `mapping` owns pages; `carrier` brings arrays in; `mover` moves blocks within regions and
 //! gives their pages back, by copying or by `exchange`; `huge` asks for huge pages; `cuts` keeps the book of the
 //! mappings that exchanges leave; `folder` has memory in files; `counted` binds regions to a
-//! budget that other processes share; `capacity` says how much memory there is, and `mappable` what the system's
-//! limits let the process have of it.
+//! budget that other processes share; `capacity` says how much memory there is, `mappable` and `control_group` what the
+//! system's limits let the process have of it.
 
 mod backing;
 mod capacity;
 mod carrier;
+mod control_group;
 mod counted;
 mod cuts;
 mod exchange;
@@ -39,6 +40,7 @@ mod tests;
 pub use crate::device::host::backing::HostBacking;
 pub use crate::device::host::capacity::capacity;
 pub use crate::device::host::carrier::HostMemory;
+pub use crate::device::host::control_group::ControlGroup;
 pub use crate::device::host::counted::CountedBacking;
 pub use crate::device::host::folder::FolderBacking;
 pub use crate::device::host::huge::HugePages;

@@ -33,9 +33,10 @@ pub fn library_of(settings: &Settings, vendor: Vendor) -> &str {
 ///
 /// # Errors
 /// Those of [`host::capacity`]. INVALID_ARGUMENT for a limit that there is not so many times; it tells of the system's
-/// limit, if there is one.
+/// limits, if there are some.
 pub fn of_the_host(limit: &Setting<Limit>, devices: NonZeroU32) -> Result<Bytes> {
-    let bytes = limit.resolve(host::capacity()?.get(), devices).map_err(|error| error.with(host::Mappable::now()))?;
+    let bytes = limit.resolve(host::capacity()?.get(), devices);
+    let bytes = bytes.map_err(|error| error.with(host::Mappable::now()).with(host::ControlGroup::now()))?;
     Ok(Bytes::new(bytes))
 }
 

@@ -341,7 +341,7 @@ pub trait Resident: Send + Sync {
     /// What spilling it would mean, if [`Self::may_spill`].
     fn spillable(&self) -> Option<Spillable>;
 
-    /// Whether a copy of the bytes is kept in the memory's tier.
+    /// The block of a copy of the bytes that is kept in the memory's tier.
     fn copy(&self) -> Option<BlockId>;
 
     /// Keeps a copy in the tier no longer; how many bytes it had.
@@ -386,7 +386,7 @@ pub struct Spillable {
     pub size: Bytes,
     /// What the past knows it by.
     pub key: UseKey,
-    /// Whether a copy is kept in the tier.
+    /// The block of a copy that is kept in the tier.
     pub copy: Option<BlockId>,
 }
 
