@@ -19,8 +19,8 @@ use crate::{
     runtime::{
         allocator::{
             allocate::{allocate, footprint},
+            call_needs::CallNeeds,
             compaction,
-            prospects::CallNeeds,
             reclaim::WaitPolicy,
             spill,
         },

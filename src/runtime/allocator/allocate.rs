@@ -13,10 +13,10 @@ use crate::{
     report::timeline::{TIMELINE, What},
     runtime::{
         allocator::{
+            call_needs::CallNeeds,
             compaction,
             core::Allocator,
             oom::{self, Needed},
-            prospects::CallNeeds,
             reclaim::{self, NoRoom, WaitPolicy},
             spill, warm,
         },

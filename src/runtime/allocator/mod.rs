@@ -5,6 +5,7 @@
 //!  allocate.rs     a block for an array
 //!  reclaim.rs      the reclaim loop: what happens when an arena has no room: drain, wait, compact, wait, error
 //!  compaction.rs   an arena's plan carried out on live buffers
+//!  call_needs.rs   what a call needs of a memory
 //!  prospects.rs    whether a call can have what it needs at all
 //!  spill.rs        arrays go to memory of the host where nothing else makes room
 //!  prefetch.rs     spilled arrays come back before they are needed
@@ -20,6 +21,7 @@
 
 pub mod admission;
 pub mod allocate;
+pub mod call_needs;
 pub mod compaction;
 pub mod core;
 pub mod discard;

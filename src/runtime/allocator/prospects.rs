@@ -4,104 +4,16 @@
 //! A yes is no promise, because blocks may lie in each other's way. A no is final: it supposes that every program
 //! under way ends, and that all goes that may.
 
-use std::sync::Arc;
-
 use rustc_hash::FxHashSet;
 
 use crate::{
     memory::{BlockId, MayMove, MoveBarrier, Needs},
     runtime::{
-        allocator::{compaction, core::Allocator, spill::foreseen::Foreseen},
+        allocator::{call_needs::CallNeeds, compaction, core::Allocator, spill::foreseen::Foreseen},
         device_memory::{DeviceMemory, Resident, Tier},
     },
     units::Bytes,
 };
-
-/// What a call needs of one memory, of which it may have a part.
-#[derive(Clone, Default)]
-pub struct CallNeeds {
-    /// All that it needs beside its arguments.
-    pub needs: Needs,
-    /// What it has of that.
-    pub had: Had,
-    /// Its arguments, where arrays are spilled, without those that stay where they are.
-    pub arguments: Vec<Argument>,
-    /// What the same call needs of other devices.
-    pub elsewhere: Vec<(Arc<DeviceMemory>, CallNeeds)>,
-}
-
-/// An argument of a call, where arrays are spilled.
-#[derive(Clone, Copy)]
-pub struct Argument {
-    /// What it takes of the device.
-    pub size: Bytes,
-    /// Where it is.
-    pub at: ArgumentPlace,
-}
-
-/// Where an argument is.
-#[derive(Clone, Copy)]
-pub enum ArgumentPlace {
-    /// In this block of the device.
-    Device(BlockId),
-    /// In this block of its tier.
-    Tier(BlockId),
-}
-
-/// What a call has of what it needs of one memory.
-#[derive(Clone, Default)]
-pub struct Had {
-    /// All together.
-    pub bytes: Bytes,
-    /// Whether its scratch is kept.
-    pub scratch: bool,
-    /// Blocks for the first of its arrays.
-    pub blocks: Vec<BlockId>,
-}
-
-impl CallNeeds {
-    /// Those of a call that needs one array.
-    pub fn of(size: Bytes) -> Self {
-        Self { needs: Needs::of(size), ..Self::default() }
-    }
-
-    /// All that it needs beside arguments in blocks that are `staying`.
-    fn beside(&self, staying: &FxHashSet<BlockId>) -> Needs {
-        let comes = |argument: &&Argument| match argument.at {
-            ArgumentPlace::Device(block) => !staying.contains(&block),
-            ArgumentPlace::Tier(_) => true,
-        };
-        let arguments = self.arguments.iter().filter(comes).map(|argument| argument.size);
-        Needs { arguments: arguments.collect(), ..self.needs.clone() }
-    }
-
-    /// The blocks of the arguments that are on the device.
-    fn own(&self) -> FxHashSet<BlockId> {
-        let block = |argument: &Argument| match argument.at {
-            ArgumentPlace::Device(block) => Some(block),
-            ArgumentPlace::Tier(_) => None,
-        };
-        self.arguments.iter().filter_map(block).collect()
-    }
-
-    /// The arguments that wait in the tier, with their blocks there.
-    pub fn waiting(&self) -> Vec<(Bytes, BlockId)> {
-        let waiting = |argument: &Argument| match argument.at {
-            ArgumentPlace::Device(_) => None,
-            ArgumentPlace::Tier(block) => Some((argument.size, block)),
-        };
-        self.arguments.iter().filter_map(waiting).collect()
-    }
-
-    /// What it does not have yet.
-    fn rest(&self) -> Needs {
-        Needs {
-            scratch: if self.had.scratch { Bytes::ZERO } else { self.needs.scratch },
-            arrays: self.needs.arrays.get(self.had.blocks.len()..).unwrap_or_default().to_vec(),
-            ..Needs::default()
-        }
-    }
-}
 
 /// Whether an outsider keeps the bytes where they are, for as long as it likes.
 pub fn is_kept(resident: &dyn Resident) -> bool {
@@ -161,8 +73,7 @@ fn kept(memory: &DeviceMemory) -> FxHashSet<BlockId> {
 
 /// As [`can_be_had`], where all arrays may go to the tier but those that outsiders keep.
 fn can_be_spilled_for(compacts: bool, memory: &DeviceMemory, tier: &Tier, call: CallNeeds) -> bool {
-    let waiting_in = call.waiting();
-    let waiting: Bytes = waiting_in.iter().map(|&(size, _)| size).sum();
+    let waiting: Bytes = call.waiting().sum();
     let present = call.arguments.iter().map(|argument| argument.size).sum::<Bytes>() - waiting;
     let (mut kept, mut others, mut wanted, mut are_in_use) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO, false);
     let mut staying = FxHashSet::default();
@@ -189,20 +100,28 @@ fn can_be_spilled_for(compacts: bool, memory: &DeviceMemory, tier: &Tier, call: 
     if others.saturating_sub(present).saturating_sub(left) > room + waiting {
         return false;
     }
-    // What is in use, or another launch wants, may be gone when that has ended, or let others stay. And where a tier
-    // can grow by far more than could go there, nothing stays for want of a piece.
-    if are_in_use || wanted > present || others.get() <= tier_stats.growth().get() / 4 {
+    // What is in use, or another launch wants, may be gone when that has ended, or let others stay.
+    if are_in_use || wanted > present {
         return fits_in_some_order(memory, call, &staying);
     }
-    let own = call.own();
-    let foreseen = Foreseen::of(memory, tier, &own);
-    let fits = |stays: &FxHashSet<BlockId>| {
+    let fits = |stays: &FxHashSet<BlockId>, needs: &Needs| {
         let may_move = |block: BlockId| stays.contains(&block);
         let costs = memory.carrier.costs();
         let moves: Option<MayMove<'_>> = compacts.then_some((&costs, &may_move));
-        memory.would_fit(&call.beside(stays), &|block| !staying.contains(&block) && !stays.contains(&block), moves)
+        memory.would_fit(needs, &|block| !staying.contains(&block) && !stays.contains(&block), moves)
     };
-    fits(&foreseen.beside_arguments(&waiting_in)) || !own.is_empty() && fits(&foreseen.after_arguments(&waiting_in))
+    let fits_beside = |stays: FxHashSet<BlockId>| fits(&stays, &call.beside(&stays));
+    let own = call.own();
+    // Where a tier can grow by far more than could go there, nothing stays for want of a piece.
+    if others.get() <= tier_stats.growth().get() / 4 {
+        return fits_beside(own.clone()) || !own.is_empty() && fits_beside(FxHashSet::default());
+    }
+    let comes = |stays: &FxHashSet<BlockId>, back: &[Bytes]| {
+        fits(stays, &Needs { arguments: back.to_vec(), ..Needs::default() })
+    };
+    let foreseen = Foreseen::of(memory, tier, &own);
+    fits_beside(foreseen.beside_arguments(&call.arguments, &comes))
+        || !own.is_empty() && fits_beside(foreseen.after_arguments(&call.arguments, &comes))
 }
 
 /// Whether what `call` needs would fit if nothing were there but what is `staying`: beside its arguments where they

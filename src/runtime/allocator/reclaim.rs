@@ -32,10 +32,11 @@ use crate::{
     report::snapshot::OriginKind,
     runtime::{
         allocator::{
+            call_needs::CallNeeds,
             compaction::{self, Compacted, InUse},
             core::Allocator,
             group::{self, Asked},
-            prospects::{CallNeeds, can_be_had},
+            prospects::can_be_had,
             shared::{discard_holes, take_back},
             spill,
         },

@@ -23,9 +23,10 @@ use crate::{
     report::timeline::{TIMELINE, What},
     runtime::{
         allocator::{
+            call_needs::CallNeeds,
             compaction::staying,
             core::Allocator,
-            prospects::{CallNeeds, can_be_had, is_kept},
+            prospects::{can_be_had, is_kept},
             spill::{
                 candidates::{Candidate, Candidates},
                 tier_room::TierRoom,

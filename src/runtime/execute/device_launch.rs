@@ -16,8 +16,8 @@ use crate::{
         allocator::{
             admission::{admit, may_admit_elsewhere},
             allocate::{LARGE_ARRAY, allocate, footprint, make_room_for_all, open_hole, reserve_scratch},
+            call_needs::{CallNeeds, Had},
             pinned_host::admit_pinned,
-            prospects::{CallNeeds, Had},
             reclaim::{SearchEnd, WaitPolicy},
         },
         buffer::{BufferRef, CachedOutput},

@@ -27,8 +27,8 @@ use crate::{
     runtime::{
         allocator::{
             allocate::{allocate, footprint},
+            call_needs::CallNeeds,
             oom::{Needed, exhausted},
-            prospects::CallNeeds,
             reclaim::WaitPolicy,
         },
         buffer::{BufferRef, borrowed, reading::Reading, storage::Access},

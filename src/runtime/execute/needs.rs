@@ -10,8 +10,8 @@ use crate::{
     runtime::{
         allocator::{
             allocate::footprint,
+            call_needs::{Argument, ArgumentPlace, CallNeeds, Had},
             oom::{Needed, WithDonation, exhausted},
-            prospects::{Argument, ArgumentPlace, CallNeeds, Had},
         },
         client::Device,
         device_memory::DeviceMemory,
@@ -95,7 +95,7 @@ pub fn explain(call: &Call<'_>, unplaced: Unplaced, run: impl Fn(usize) -> Execu
         let pinned = device.pinned_memory_space().map(|space| space.arena());
         for memory in device.arena.iter().chain(pinned) {
             let mut of = of_memory(call, index, Some(device), memory);
-            of.needs.arguments = of.waiting().into_iter().map(|(size, _)| size).collect();
+            of.needs.arguments = of.waiting().collect();
             needed.push(Needed { memory: Arc::clone(memory), needs: of.needs, run: run(index) });
         }
     }

@@ -28,8 +28,9 @@ use crate::{
     runtime::{
         allocator::{
             allocate::{allocate, footprint, make_room_for_all},
+            call_needs::CallNeeds,
             core::Allocator,
-            prospects::{CallNeeds, can_be_had},
+            prospects::can_be_had,
             reclaim::{NoRoom, SearchEnd, WaitPolicy},
             spill,
         },
@@ -138,7 +139,7 @@ impl<'a> Wanted<'a> {
 /// An argument found no room: what the call wants is told with the others that wait.
 #[cold]
 fn no_room(memory: &Arc<DeviceMemory>, mut shortage: NoRoom) -> Unplaced {
-    shortage.call.needs.arguments = shortage.call.waiting().into_iter().map(|(size, _)| size).collect();
+    shortage.call.needs.arguments = shortage.call.waiting().collect();
     Unplaced::NoRoom(Arc::clone(memory), shortage)
 }
 

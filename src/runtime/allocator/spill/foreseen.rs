@@ -7,12 +7,15 @@
 
 use std::sync::Arc;
 
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::{
     memory::{Arena, BlockId},
     runtime::{
-        allocator::spill::candidates::{Candidate, Candidates},
+        allocator::{
+            call_needs::{Argument, ArgumentPlace},
+            spill::candidates::{Candidate, Candidates},
+        },
         device_memory::{DeviceMemory, Resident, Spillable, Tier},
     },
     units::Bytes,
@@ -56,49 +59,59 @@ impl<'a> Foreseen<'a> {
         Self { arrays, tier }
     }
 
-    /// What stays beside the arguments, which stay, too. Those that are `waiting` in the tier come back. O(n) and the
-    /// tier's allocations.
-    pub fn beside_arguments(&self, waiting: &[(Bytes, BlockId)]) -> FxHashSet<BlockId> {
+    /// What stays beside the `arguments` of the call that are on the device, which stay, too. Those that wait in the
+    /// tier come back. O(n) and the tier's allocations, and for each argument that comes back, `comes`.
+    pub fn beside_arguments(&self, arguments: &[Argument], comes: &Comes<'_>) -> FxHashSet<BlockId> {
         let (own, others) = self.arrays.iter().partition(|array| array.is_own);
-        let mut filling = Filling::begin(self.tier, others, &own);
-        filling.fill();
-        filling.come_back(waiting);
-        filling.fill();
-        filling.left.into_iter().chain(own).map(|array| array.block).collect()
+        Filling::begin(self.tier, others, own).stay(arguments, comes)
     }
 
     /// The same where the arguments go as well: those that do are not among what stays, and come back.
-    pub fn after_arguments(&self, waiting: &[(Bytes, BlockId)]) -> FxHashSet<BlockId> {
-        let mut filling = Filling::begin(self.tier, self.arrays.clone(), &[]);
-        filling.fill();
-        let (own, others) = filling.left.iter().partition(|array| array.is_own);
-        filling.left = others;
-        filling.come_back(waiting);
-        filling.fill();
-        filling.left.into_iter().chain(own).map(|array| array.block).collect()
+    pub fn after_arguments(&self, arguments: &[Argument], comes: &Comes<'_>) -> FxHashSet<BlockId> {
+        Filling::begin(self.tier, self.arrays.clone(), Vec::new()).stay(arguments, comes)
     }
 }
+
+/// Whether arguments of these sizes find room on the device, one after the other, beside blocks that stay.
+pub type Comes<'a> = dyn Fn(&FxHashSet<BlockId>, &[Bytes]) -> bool + 'a;
 
 /// A tier that is imagined, and what is to go there.
 struct Filling {
     tier: Arena,
     /// In the order in which it goes.
     left: Vec<Array>,
+    /// What does not go.
+    staying: Vec<Array>,
     /// Copies of what does not go: they give way first, from the end on.
     copies: Vec<(Bytes, BlockId)>,
     /// What all copies take of arrays that are on the device.
     copied: Bytes,
-    /// Arguments that went.
-    own: Vec<(Bytes, BlockId)>,
+    /// Arguments that went, by their blocks of the device: their blocks of the tier.
+    gone: FxHashMap<BlockId, BlockId>,
 }
 
 impl Filling {
     /// Arrays are `left`; those that are `staying` may have copies, too.
-    fn begin(tier: &Tier, left: Vec<Array>, staying: &[Array]) -> Self {
+    fn begin(tier: &Tier, left: Vec<Array>, staying: Vec<Array>) -> Self {
         let copies: Vec<_> = staying.iter().rev().filter_map(|array| Some((array.size, array.copy?))).collect();
         let others = left.iter().filter(|array| array.copy.is_some()).map(|array| array.size);
         let copied = copies.iter().map(|&(size, _)| size).chain(others).sum();
-        Self { tier: tier.memory.imagined(), left, copies, copied, own: Vec::new() }
+        Self { tier: tier.memory.imagined(), left, staying, copies, copied, gone: FxHashMap::default() }
+    }
+
+    /// What stays once all has gone that can, and the arguments have come back.
+    fn stay(mut self, arguments: &[Argument], comes: &Comes<'_>) -> FxHashSet<BlockId> {
+        self.fill();
+        // An argument for which there was no room goes no more.
+        let (own, others) = self.left.iter().partition(|array| array.is_own);
+        self.left = others;
+        self.staying.extend::<Vec<Array>>(own);
+        self.come_back(arguments, comes);
+        self.stays()
+    }
+
+    fn stays(&self) -> FxHashSet<BlockId> {
+        self.left.iter().chain(&self.staying).map(|array| array.block).collect()
     }
 
     /// Arrays go while there is room, as in [`super::tier_room`]. O(n) for n arrays, and the tier's allocations.
@@ -117,7 +130,7 @@ impl Filling {
                 None => self.take(array.size, &mut order[at + 1..], at + 1, &mut end),
             };
             match block {
-                Some(block) if array.is_own => self.own.push((array.size, block)),
+                Some(block) if array.is_own => _ = self.gone.insert(array.block, block),
                 Some(_) => {}
                 None => {
                     refused = refused.min(array.size);
@@ -153,11 +166,27 @@ impl Filling {
         }
     }
 
-    /// Arguments come back: those that went, and those that are `waiting`. Copies of them are kept.
-    fn come_back(&mut self, waiting: &[(Bytes, BlockId)]) {
-        let before = self.copies.len();
-        self.copies.append(&mut self.own);
-        self.copies.extend_from_slice(waiting);
-        self.copied += self.copies[before..].iter().map(|&(size, _)| size).sum::<Bytes>();
+    /// Arguments come back, while there is room for them on the device: those that went, and those that waited in the
+    /// tier. Copies of them are kept, and give way to others that go.
+    fn come_back(&mut self, arguments: &[Argument], comes: &Comes<'_>) {
+        let mut back = Vec::new();
+        for argument in arguments {
+            let copy = match argument.at {
+                ArgumentPlace::Tier(block) => Some(block),
+                ArgumentPlace::Device(block) => self.gone.get(&block).copied(),
+            };
+            let Some(copy) = copy else { continue };
+            back.push(argument.size);
+            self.copies.push((argument.size, copy));
+            self.copied += argument.size;
+            let Some(smallest) = self.left.iter().map(|array| array.size).min() else { return };
+            if self.tier.stats().available() + self.copied < smallest {
+                continue;
+            }
+            if !comes(&self.stays(), &back) {
+                return;
+            }
+            self.fill();
+        }
     }
 }
