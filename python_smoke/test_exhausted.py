@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from harness import run_jax, run_python
 from jax_fuzz import hint_text
-from jax_fuzz.hint_programs import BOTH, Busy, Drop, Function, Operation, Program, Put, Run
+from jax_fuzz.hint_programs import BOTH, Busy, Drop, Function, Operation, Pin, Program, Put, Run, Unpin
 from members import members
 
 pytestmark = pytest.mark.arena
@@ -146,6 +146,25 @@ def test_what_can_never_run_spills_nothing(strategy, spill):
     )
     # Nothing helps: not a limit, because the tier may be what is too small elsewhere, and no wait.
     assert [[error["kind"] for error in errors] for errors in told] == [["none"], []]
+
+
+def test_what_has_room_only_without_its_arguments_spills_nothing():
+    # A view keeps a region. The argument comes back before the result, into the only region that could hold that.
+    sizes = [4_194_304, 1_048_576, 3_827_480, 10_485_760, 4_278_260, 3_145_728, 3_145_728, 7_340_032, 4_489_288]
+    sizes += [12_185_256, 4_626_016, 5_242_880]
+    region = program("growing", 70, [Function((41 * MIB,))], [
+        *(Put(f"a{number}", size, 0) for number, size in enumerate(sizes)),
+        *(Pin("a1"), Run(0, ("a0", "a2"), ("p",)), Run(0, ("a1",), ("q",)), Run(0, ("a0",), ("r",)), Drop("r")),
+        *(Put("b", 10 * MIB, 0), Run(0, ("a10",), ("s",))),
+    ], compact="on", spill="folder", spill_limit="1GiB")  # fmt: skip
+    # One argument waits in a tier that is nearly full: it would have to come back before others could go there.
+    sizes = {"a": 11_448_232, "b": 19_467_108, "c": 17_535_936, "d": 6_038_756, "e": 10_142_988, "f": 18_756_032}
+    full = program("tpu", 116, [Function((2 * MIB,) * 3)], [
+        *(Put(name, size, 0) for name, size in sizes.items()),
+        *(Pin("c"), Drop("e"), Put("g", 58 * MIB, 0), Put("h", 7_148_560, 0), Unpin("c")),
+        Run(0, ("f", "a"), ("p", "q", "r")),
+    ], spill="folder", spill_limit="50MiB")  # fmt: skip
+    assert [[error["kind"] for error in errors] for errors in examine(region, full)] == [["none"], ["none"]]
 
 
 @pytest.mark.parametrize("spill", ["host", "folder"])
