@@ -108,7 +108,7 @@ def multiply(limit: str, fill: bool) -> None:
             raise RuntimeError("a wrong product")
 
     product()
-    kept = []
+    kept = list[jax.Array]()
     try:
         while fill and len(kept) * KEPT < MOST_KEPT:
             kept.append(jax.block_until_ready(jnp.full(KEPT, 1, "uint8")))
@@ -136,8 +136,9 @@ def run(limit: str, backend: str, fill: bool) -> tuple[str, str]:
         settings["PJRT_ARENA_STRATEGY"] = backend
     command = [sys.executable, "-m", "bench.limits", "--run", limit, *["--fill"] * fill]
     with ExitStack() as stack:
-        if limit[0] == "g":
-            group = stack.enter_context(control_group(limited(limit)[1]))
+        chosen = limited(limit)
+        if chosen and chosen[0] is None:
+            group = stack.enter_context(control_group(chosen[1]))
             command = ["sh", "-c", 'echo $$ > "$0"/cgroup.procs && exec "$@"', str(group), *command]
         done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, check=False)
     return ended(done.returncode, done.stderr), done.stderr[-2000:]
@@ -181,7 +182,7 @@ def measure(
     ]
     runs: dict[str, dict[str, list]] = {limit: {backend: [] for backend in backends} for limit in limits}
     with ThreadPoolExecutor(at_once) as pool:
-        for (limit, backend), end in zip(plan, pool.map(lambda one: run(*one, fill), plan), strict=True):
+        for (limit, backend), end in zip(plan, pool.map(lambda one: run(one[0], one[1], fill), plan), strict=True):
             runs[limit][backend].append(end)
     return runs
 

@@ -126,8 +126,8 @@ def examine(program: Program) -> tuple[list[Exhausted], Counter[str]]:
     counts["errors"] = len(errors)
     for error in errors:
         if error.is_vain:
-            again = rerun(program, error, pause=PAUSE)
-            error.faults += _vain(again[1], error) if again and again[0] == error.index else ()
+            slowly = rerun(program, error, pause=PAUSE)
+            error.faults += _vain(slowly[1], error) if slowly and slowly[0] == error.index else ()
         if error.told.kind in FOLLOW:
             error.faults += FOLLOW[error.told.kind](program, error)
         counts["followed"] += error.told.kind not in ("none", "other")

@@ -10,6 +10,8 @@
 
 use std::sync::Arc;
 
+use rustc_hash::FxHashSet;
+
 use crate::{
     error::Error,
     memory::{
@@ -85,10 +87,16 @@ impl Arena {
     /// Whether `needs` would find room if all retired blocks, and those that `goes` names, were freed, nothing else
     /// changing but what `moves`. Scratch that no program under way needs makes room. O(blocks) where nothing moves.
     pub fn would_fit(&self, needs: &Needs, goes: &dyn Fn(BlockId) -> bool, moves: Option<MayMove<'_>>) -> bool {
+        fits_after(&self.imagined(), needs, goes, moves)
+    }
+
+    /// As [`Self::would_fit`], where arguments come first: those for which there is room before anything goes.
+    pub fn would_fit_in_turn(&self, needs: &Needs, goes: &dyn Fn(BlockId) -> bool, moves: Option<MayMove<'_>>) -> bool {
         let copy = self.imagined();
-        let movable = |block| moves.is_some_and(|(_, movable)| movable(block));
-        let rehearsal = Rehearsal::new(&copy, moves.map(|(costs, _)| costs));
-        free_all(&copy, goes) && rehearsal.fits((needs, None), &movable).is_some()
+        let come = needs.arguments.iter().map_while(|&size| Some(copy.allocate(size).ok()?.id));
+        let come: FxHashSet<BlockId> = come.collect();
+        let rest = Needs { arguments: needs.arguments[come.len()..].to_vec(), ..needs.clone() };
+        fits_after(&copy, &rest, &|block| goes(block) && !come.contains(&block), moves)
     }
 
     /// Whether `needs` would find room where blocks may move at these costs that are live and `movable`. How many
@@ -156,6 +164,13 @@ impl State {
             ..Self::new(self.placement.copy(device))
         }
     }
+}
+
+/// Whether `needs` find room in an arena that nobody uses, once what `goes` has gone.
+fn fits_after(arena: &Arena, needs: &Needs, goes: &dyn Fn(BlockId) -> bool, moves: Option<MayMove<'_>>) -> bool {
+    let movable = |block| moves.is_some_and(|(_, movable)| movable(block));
+    let rehearsal = Rehearsal::new(arena, moves.map(|(costs, _)| costs));
+    free_all(arena, goes) && rehearsal.fits((needs, None), &movable).is_some()
 }
 
 /// Frees retired blocks, and those that `goes` names.

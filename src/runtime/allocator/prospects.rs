@@ -104,24 +104,34 @@ fn can_be_spilled_for(compacts: bool, memory: &DeviceMemory, tier: &Tier, call: 
     if are_in_use || wanted > present {
         return fits_in_some_order(memory, call, &staying);
     }
-    let fits = |stays: &FxHashSet<BlockId>, needs: &Needs| {
-        let may_move = |block: BlockId| stays.contains(&block);
-        let costs = memory.carrier.costs();
-        let moves: Option<MayMove<'_>> = compacts.then_some((&costs, &may_move));
-        memory.would_fit(needs, &|block| !staying.contains(&block) && !stays.contains(&block), moves)
-    };
-    let fits_beside = |stays: FxHashSet<BlockId>| fits(&stays, &call.beside(&stays));
     let own = call.own();
-    // Where a tier can grow by far more than could go there, nothing stays for want of a piece.
-    if others.get() <= tier_stats.growth().get() / 4 {
-        return fits_beside(own.clone()) || !own.is_empty() && fits_beside(FxHashSet::default());
-    }
-    let comes = |stays: &FxHashSet<BlockId>, back: &[Bytes]| {
-        fits(stays, &Needs { arguments: back.to_vec(), ..Needs::default() })
+    let costs = memory.carrier.costs();
+    let fits = |stays: &FxHashSet<BlockId>, needs: &Needs, in_turn: bool| {
+        let goes = |block: BlockId| !staying.contains(&block) && !stays.contains(&block);
+        let may_move = |block: BlockId| stays.contains(&block);
+        let moves: Option<MayMove<'_>> = compacts.then_some((&costs, &may_move));
+        memory.would_fit(needs, &goes, moves)
+            || in_turn && !needs.arguments.is_empty() && memory.would_fit_in_turn(needs, &goes, moves)
     };
-    let foreseen = Foreseen::of(memory, tier, &own);
-    fits_beside(foreseen.beside_arguments(&call.arguments, &comes))
-        || !own.is_empty() && fits_beside(foreseen.after_arguments(&call.arguments, &comes))
+    let comes = |stays: &FxHashSet<BlockId>, back: &[Bytes]| {
+        fits(stays, &Needs { arguments: back.to_vec(), ..Needs::default() }, true)
+    };
+    // Where a tier can grow by far more than could go there, nothing stays for want of a piece.
+    let is_ample = others.get() <= tier_stats.growth().get() / 4;
+    let foreseen = (!is_ample).then(|| Foreseen::of(memory, tier, &own));
+    let beside = match &foreseen {
+        Some(foreseen) => foreseen.beside_arguments(&call.arguments, &comes),
+        None => own.clone(),
+    };
+    if fits(&beside, &call.beside(&beside), true) {
+        return true;
+    }
+    // The last thing that is tried: all has gone before the arguments come back.
+    let after = match &foreseen {
+        Some(foreseen) => foreseen.after_arguments(&call.arguments, &comes),
+        None => FxHashSet::default(),
+    };
+    !own.is_empty() && fits(&after, &call.beside(&after), false)
 }
 
 /// Whether what `call` needs would fit if nothing were there but what is `staying`: beside its arguments where they
