@@ -167,6 +167,15 @@ def test_what_has_room_only_without_its_arguments_spills_nothing():
     assert [[error["kind"] for error in errors] for errors in examine(region, full)] == [["none"], ["none"]]
 
 
+def test_arguments_come_back_into_holes_that_are_there_before_others_go():
+    # The first argument fits at once. Behind what goes for the result it would lie where the result has to.
+    runs = program("growing", 155, [Function((66 * MIB,))], [
+        *(Put("a", 26_413_904, 0), Put("b", 13_598_936, 0), Put("c", 5 * MIB, 0), Put("d", 19 * MIB, 0), Pin("c")),
+        *(Run(0, ("c", "b"), ("p",)), Run(0, ("a",), ("q",)), Run(0, ("d", "b"), ("r",))),
+    ], spill="folder", spill_limit="1GiB")  # fmt: skip
+    assert examine(runs) == [[]]
+
+
 @pytest.mark.parametrize("spill", ["host", "folder"])
 def test_a_request_above_all_limits_leaves_idle_arrays_where_they_are(spill, tmp_path):
     run = run_jax(
