@@ -126,12 +126,15 @@ fn can_be_spilled_for(compacts: bool, memory: &DeviceMemory, tier: &Tier, call: 
     if fits(&beside, &call.beside(&beside), true) {
         return true;
     }
+    if own.is_empty() {
+        return false;
+    }
     // The last thing that is tried: all has gone before the arguments come back.
     let after = match &foreseen {
         Some(foreseen) => foreseen.after_arguments(&call.arguments, &comes),
         None => FxHashSet::default(),
     };
-    !own.is_empty() && fits(&after, &call.beside(&after), false)
+    fits(&after, &call.beside(&after), false)
 }
 
 /// Whether what `call` needs would fit if nothing were there but what is `staying`: beside its arguments where they
