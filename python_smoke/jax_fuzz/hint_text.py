@@ -20,7 +20,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Span:
-    """A number of bytes as a text tells it: rounded to two decimals of its unit."""
+    """A number of bytes as a text tells it: rounded to its last decimal."""
 
     low: float
     high: float
@@ -30,7 +30,7 @@ class Span:
         """What `1.25` and `MiB` stand for."""
         factor = 1 << UNITS[unit]
         # Half of the last place, and a little for the binary fraction.
-        off = 0.0 if unit == "B" else 0.00501 * factor
+        off = 0.0 if unit == "B" else 0.501 * 10.0 ** -len(number.partition(".")[2]) * factor
         return Span(float(number) * factor - off, float(number) * factor + off)
 
     def __add__(self, other: Span) -> Span:
