@@ -106,8 +106,8 @@ mod tests {
         assert_eq!(group(100).free(), Bytes::ZERO);
         let error = group(159).check().expect_err("one less");
         assert_eq!(error.code, Code::ResourceExhausted);
-        let said = "the control group lets this process have 159.00MiB, of which 128.00MiB are for Python, JAX and XLA; \
-                    arrays need 32.00MiB";
+        let said = "the control group lets this process have 159.00MiB, of which 128.00MiB are for Python, JAX and \
+                    XLA; arrays need 32.00MiB";
         assert_eq!(error.message, said);
     }
 }

@@ -4,6 +4,8 @@
 //! A yes is no promise, because blocks may lie in each other's way. A no is final: it supposes that every program
 //! under way ends, and that all goes that may.
 
+use std::time::Duration;
+
 use rustc_hash::FxHashSet;
 
 use crate::{
@@ -15,6 +17,10 @@ use crate::{
     units::Bytes,
 };
 
+/// How long to wait for the ends of programs whose results are there, before anything is moved or refused because of
+/// them: their threads may have no processor.
+const ENDING: Duration = Duration::from_millis(50);
+
 /// Whether an outsider keeps the bytes where they are, for as long as it likes.
 pub fn is_kept(resident: &dyn Resident) -> bool {
     matches!(resident.move_barrier(), Some(MoveBarrier::Referenced | MoveBarrier::AddressKnown))
@@ -24,6 +30,8 @@ pub fn is_kept(resident: &dyn Resident) -> bool {
 /// each memory where nothing moves or is spilled, else O(n log n) for n blocks and each array.
 #[cold]
 pub fn can_be_had(allocator: &Allocator, memory: &DeviceMemory, mut call: CallNeeds) -> bool {
+    // What programs that are done used may go.
+    allocator.in_flight.drain_ready(ENDING);
     let elsewhere = std::mem::take(&mut call.elsewhere);
     can_be_had_here(allocator, memory, call)
         && elsewhere.into_iter().all(|(memory, call)| can_be_had_here(allocator, &memory, call))
@@ -32,8 +40,6 @@ pub fn can_be_had(allocator: &Allocator, memory: &DeviceMemory, mut call: CallNe
 fn can_be_had_here(allocator: &Allocator, memory: &DeviceMemory, call: CallNeeds) -> bool {
     let compacts = allocator.compacts();
     if let Some(tier) = &memory.tier {
-        // What programs that are done used may go.
-        allocator.in_flight.reap_all();
         return can_be_spilled_for(compacts, memory, tier, call);
     }
     // Nothing else is done than to wait for retired blocks, which the arena knows to help.

@@ -55,10 +55,6 @@ const SHORT_WHILE: Duration = Duration::from_micros(100);
 /// After so long the loop begins again, whether anything is known to have changed or not.
 const LONG_WHILE: Duration = Duration::from_millis(50);
 
-/// How long to wait for the ends of programs whose results are there, before anything is moved or refused because of
-/// them: their threads may have no processor.
-const ENDING: Duration = Duration::from_millis(50);
-
 /// Whether an allocation may wait for memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitPolicy {
@@ -155,7 +151,6 @@ pub fn find_room(
         let what = ORIGINS.label(provenance.origin);
         log::info!("{size} on {} for {what}: waits for memory, for {waited:.1?} so far", memory.name());
     });
-    allocator.in_flight.drain_ready(ENDING);
     let waits = wait != WaitPolicy::None;
     let mut own_scratch = Bytes::ZERO;
     let mut can_be_had = || {
@@ -278,7 +273,6 @@ pub fn find_scratch(
         log::info!("{bytes} on {name} for a program's scratch: waits for memory, for {waited:.1?} so far");
     });
     let provenance = Provenance { origin: OriginKind::Scratch.origin(), ..Provenance::default() };
-    allocator.in_flight.drain_ready(ENDING);
     if !can_be_had(allocator, memory, call()) {
         let found = memory.begin_scratch_at_last(bytes);
         return found.map_err(|found| NoRoom { found, provenance, call: Box::new(call()), end: SearchEnd::Never });

@@ -35,8 +35,11 @@ pub fn library_of(settings: &Settings, vendor: Vendor) -> &str {
 /// Those of [`host::capacity`]. INVALID_ARGUMENT for a limit that there is not so many times; it tells of the system's
 /// limits, if there are some.
 pub fn of_the_host(limit: &Setting<Limit>, devices: NonZeroU32) -> Result<Bytes> {
-    let bytes = limit.resolve(host::capacity()?.get(), devices);
-    let bytes = bytes.map_err(|error| error.with(host::Mappable::now()).with(host::ControlGroup::now()))?;
+    let capacity = host::capacity()?;
+    let bytes = limit.resolve(capacity.get(), devices).map_err(|error| {
+        let group = host::ControlGroup::now().filter(|group| group.free() <= capacity);
+        error.with(host::Mappable::now()).with(group)
+    })?;
     Ok(Bytes::new(bytes))
 }
 

@@ -103,9 +103,9 @@ impl Filling {
     fn stay(mut self, arguments: &[Argument], comes: &Comes<'_>) -> FxHashSet<BlockId> {
         self.fill();
         // An argument for which there was no room goes no more.
-        let (own, others) = self.left.iter().partition(|array| array.is_own);
+        let (own, others): (Vec<Array>, _) = self.left.iter().partition(|array| array.is_own);
         self.left = others;
-        self.staying.extend::<Vec<Array>>(own);
+        self.staying.extend(own);
         self.come_back(arguments, comes);
         self.stays()
     }

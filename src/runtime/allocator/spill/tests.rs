@@ -358,7 +358,8 @@ proptest! {
         let copies: Bytes = sizes.iter().filter(|(_, has_copy)| *has_copy).map(|&(size, _)| size).sum();
         let world = World::new(&sizes, copies + Bytes::kib(4 * more), None);
         world.use_first(used.min(sizes.len()));
-        let foreseen = Foreseen::of(&world.memory, world.tier(), &FxHashSet::default()).beside_arguments(&[], &|_, _| true);
+        let foreseen = Foreseen::of(&world.memory, world.tier(), &FxHashSet::default());
+        let foreseen = foreseen.beside_arguments(&[], &|_, _| true);
         world.spill(&Enough::Never);
         let staying = world.arrays.iter().filter_map(|array| array.occupied()).map(|occupied| occupied.block);
         let staying: FxHashSet<BlockId> = staying.collect();
