@@ -1,8 +1,9 @@
 //! What would find room, if something were otherwise: computed on copies of the books, while nothing changes.
 //!
 //! ```text
-//!  would_fit    retired blocks, and others, are gone
-//!  would_come   blocks move
+//!  would_fit        retired blocks, and others, are gone
+//!  would_come       blocks move
+//!  imagined_after   the same, to look further from there
 //! ```
 //!
 //! So what an error of exhausted memory advises was tried before it is said, and what cannot help is not begun. Under
@@ -17,6 +18,7 @@ use crate::{
     memory::{
         arena::{
             block::{Block, BlockInfo},
+            compaction::Goal,
             core::Arena,
             rehearsal::{Needs, Rehearsal},
             state::State,
@@ -110,6 +112,14 @@ impl Arena {
         movable: &dyn Fn(BlockId) -> bool,
     ) -> Option<Bytes> {
         Rehearsal::new(&self.imagined(), Some(costs)).fits((needs, whole), movable)
+    }
+
+    /// The arena, imagined, as it would be after the moves for `goal` of blocks that are `movable`; `None` if there is no
+    /// plan. O(n log n) for n blocks.
+    pub fn imagined_after(&self, goal: Goal, costs: &Costs, movable: &dyn Fn(BlockId) -> bool) -> Option<Self> {
+        let copy = self.imagined();
+        drop(Rehearsal::new(&copy, Some(costs)).compact(goal, movable)?);
+        Some(copy)
     }
 
     /// Whether a block of `size` would come once all retired blocks are freed, and no program under way needs scratch

@@ -41,6 +41,11 @@ impl Needs {
     pub fn sum(&self) -> Option<Bytes> {
         self.arguments.iter().chain(&self.arrays).try_fold(self.scratch, |sum, &size| sum.checked_add(size))
     }
+
+    /// How many blocks.
+    pub fn parts(&self) -> usize {
+        self.arguments.len() + usize::from(!self.scratch.is_zero()) + self.arrays.len()
+    }
 }
 
 /// See the module's documentation.
@@ -155,7 +160,7 @@ impl<'a> Rehearsal<'a> {
     }
 
     /// Moves blocks until there is room for `goal`, where blocks move.
-    fn compact(&self, goal: Goal, movable: &dyn Fn(BlockId) -> bool) -> Option<Compaction<'a>> {
+    pub(super) fn compact(&self, goal: Goal, movable: &dyn Fn(BlockId) -> bool) -> Option<Compaction<'a>> {
         carried_out(self.arena.plan(goal, self.costs?, movable).ok()?)
     }
 

@@ -25,7 +25,7 @@ use smallvec::SmallVec;
 use crate::{
     error::Result,
     memory::{
-        Block, BlockId, Compaction, Execution, Goal, Move, MoveBarrier, Needs, Obstacle, OutOfMemory, PIN_BYTES,
+        Arena, Block, BlockId, Compaction, Execution, Goal, Move, MoveBarrier, Needs, Obstacle, OutOfMemory, PIN_BYTES,
         PIN_NANOS, Pinned, Request,
     },
     report::timeline::{TIMELINE, What},
@@ -236,6 +236,12 @@ pub fn would_come(memory: &DeviceMemory, rest: &Needs, (whole, own): (&Needs, &[
     }
     let movable = |block| movable.get(block).is_some();
     Some(memory.would_come((rest, Some((whole, own))), &memory.carrier.costs(), &movable).is_some())
+}
+
+/// The arena of `memory`, imagined, after the moves for `goal`; `None` if there is no plan. Nothing moves.
+pub fn imagined_after(memory: &DeviceMemory, goal: Goal) -> Option<Arena> {
+    let (movable, _) = Movable::of(memory, |_| false);
+    memory.imagined_after(goal, &memory.carrier.costs(), &|block| movable.get(block).is_some())
 }
 
 /// The least limit, `most` at most, under which `needs` of a `run` would have found room; where it `compacts`, by

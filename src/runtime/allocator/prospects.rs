@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustc_hash::FxHashSet;
 
 use crate::{
-    memory::{BlockId, MayMove, MoveBarrier, Needs},
+    memory::{Arena, BlockId, Goal, MayMove, MoveBarrier, Needs},
     runtime::{
         allocator::{call_needs::CallNeeds, compaction, core::Allocator, spill::foreseen::Foreseen},
         device_memory::{DeviceMemory, Resident, Tier},
@@ -40,7 +40,7 @@ pub fn can_be_had(allocator: &Allocator, memory: &DeviceMemory, mut call: CallNe
 fn can_be_had_here(allocator: &Allocator, memory: &DeviceMemory, call: CallNeeds) -> bool {
     let compacts = allocator.compacts();
     if let Some(tier) = &memory.tier {
-        return can_be_spilled_for(compacts, memory, tier, call);
+        return can_be_spilled_for(compacts, (memory, memory), tier, call);
     }
     // Nothing else is done than to wait for retired blocks, which the arena knows to help.
     if !compacts && memory.group.is_none() {
@@ -62,13 +62,24 @@ fn can_be_had_here(allocator: &Allocator, memory: &DeviceMemory, call: CallNeeds
     }
     allocator.drain();
     let rest = call.rest();
-    let parts = rest.arrays.len() + usize::from(!rest.scratch.is_zero());
     // A plan for one array that cannot be had moves nothing.
-    let is_alone = parts <= 1 && call.had.blocks.is_empty();
+    let is_alone = rest.parts() <= 1 && call.had.blocks.is_empty();
     match (!is_alone).then(|| compaction::would_come(memory, &rest, (&call.needs, &call.had.blocks))).flatten() {
         Some(comes) => comes,
         None => stats.pinned_blocks == 0 || fits_in_some_order(memory, call, &kept(memory)),
     }
+}
+
+/// Whether what `call` needs could be had yet after the moves for `goal`, which make room for one part of it. Where
+/// arrays are spilled, moves come first: they may take the holes that would become one with what goes after them.
+#[cold]
+pub fn may_be_had_after_moves(allocator: &Allocator, memory: &DeviceMemory, call: CallNeeds, goal: Goal) -> bool {
+    let Some(tier) = &memory.tier else { return true };
+    if call.rest().parts() + call.waiting().count() <= 1 {
+        return true;
+    }
+    let moved = compaction::imagined_after(memory, goal);
+    moved.is_none_or(|moved| can_be_spilled_for(allocator.compacts(), (memory, &moved), tier, call))
 }
 
 /// The blocks that outsiders keep.
@@ -77,8 +88,9 @@ fn kept(memory: &DeviceMemory) -> FxHashSet<BlockId> {
     kept.filter_map(|resident| Some(resident.occupied()?.block)).collect()
 }
 
-/// As [`can_be_had`], where all arrays may go to the tier but those that outsiders keep.
-fn can_be_spilled_for(compacts: bool, memory: &DeviceMemory, tier: &Tier, call: CallNeeds) -> bool {
+/// As [`can_be_had`], where all arrays of `memory` may go to the tier but those that outsiders keep; its blocks lie as
+/// in `arena`.
+fn can_be_spilled_for(compacts: bool, (memory, arena): (&DeviceMemory, &Arena), tier: &Tier, call: CallNeeds) -> bool {
     let waiting: Bytes = call.waiting().sum();
     let present = call.arguments.iter().map(|argument| argument.size).sum::<Bytes>() - waiting;
     let (mut kept, mut others, mut wanted, mut are_in_use) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO, false);
@@ -99,7 +111,7 @@ fn can_be_spilled_for(compacts: bool, memory: &DeviceMemory, tier: &Tier, call: 
     let tier_stats = tier.memory.stats();
     let room = tier_stats.available() + tier.copies();
     let Some(left) = call.needs.sum().and_then(|needs| {
-        memory.stats().limit.saturating_sub(kept).checked_sub(needs)?.checked_sub(present)?.checked_sub(waiting)
+        arena.stats().limit.saturating_sub(kept).checked_sub(needs)?.checked_sub(present)?.checked_sub(waiting)
     }) else {
         return false;
     };
@@ -108,7 +120,7 @@ fn can_be_spilled_for(compacts: bool, memory: &DeviceMemory, tier: &Tier, call: 
     }
     // What is in use, or another launch wants, may be gone when that has ended, or let others stay.
     if are_in_use || wanted > present {
-        return fits_in_some_order(memory, call, &staying);
+        return fits_in_some_order(arena, call, &staying);
     }
     let own = call.own();
     let costs = memory.carrier.costs();
@@ -116,8 +128,8 @@ fn can_be_spilled_for(compacts: bool, memory: &DeviceMemory, tier: &Tier, call: 
         let goes = |block: BlockId| !staying.contains(&block) && !stays.contains(&block);
         let may_move = |block: BlockId| stays.contains(&block);
         let moves: Option<MayMove<'_>> = compacts.then_some((&costs, &may_move));
-        memory.would_fit(needs, &goes, moves)
-            || in_turn && !needs.arguments.is_empty() && memory.would_fit_in_turn(needs, &goes, moves)
+        arena.would_fit(needs, &goes, moves)
+            || in_turn && !needs.arguments.is_empty() && arena.would_fit_in_turn(needs, &goes, moves)
     };
     let comes = |stays: &FxHashSet<BlockId>, back: &[Bytes]| {
         fits(stays, &Needs { arguments: back.to_vec(), ..Needs::default() }, true)
@@ -145,16 +157,16 @@ fn can_be_spilled_for(compacts: bool, memory: &DeviceMemory, tier: &Tier, call: 
 
 /// Whether what `call` needs would fit if nothing were there but what is `staying`: beside its arguments where they
 /// are; or with them, in this order, or the largest first.
-fn fits_in_some_order(memory: &DeviceMemory, call: CallNeeds, staying: &FxHashSet<BlockId>) -> bool {
+fn fits_in_some_order(arena: &Arena, call: CallNeeds, staying: &FxHashSet<BlockId>) -> bool {
     let own = call.own();
     let goes = |block| !staying.contains(&block);
-    if !own.is_empty() && memory.would_fit(&call.beside(&own), &|block| goes(block) && !own.contains(&block), None) {
+    if !own.is_empty() && arena.would_fit(&call.beside(&own), &|block| goes(block) && !own.contains(&block), None) {
         return true;
     }
     let mut needs = call.beside(&FxHashSet::default());
-    memory.would_fit(&needs, &goes, None) || {
+    arena.would_fit(&needs, &goes, None) || {
         needs.arrays.append(&mut needs.arguments);
         needs.arrays.sort_unstable_by(|one, other| other.cmp(one));
-        memory.would_fit(&needs, &goes, None)
+        arena.would_fit(&needs, &goes, None)
     }
 }

@@ -36,7 +36,7 @@ use crate::{
             compaction::{self, Compacted, InUse},
             core::Allocator,
             group::{self, Asked},
-            prospects::can_be_had,
+            prospects::{can_be_had, may_be_had_after_moves},
             shared::{discard_holes, take_back},
             spill,
         },
@@ -165,7 +165,7 @@ pub fn find_room(
         return found.map_err(|found| NoRoom { found, provenance, call, end: SearchEnd::Never });
     }
     if !waits {
-        return find_room_at_once(allocator, &deadline, memory, request).map_err(|numbers| {
+        return find_room_at_once(allocator, &deadline, memory, request, call).map_err(|numbers| {
             let found = Exhaustion { numbers: Box::new(numbers), blocks: Vec::new() };
             let end = deadline.interrupted().map_or(SearchEnd::GaveUp, SearchEnd::Interrupted);
             NoRoom { found, provenance, call: Box::default(), end }
@@ -174,7 +174,7 @@ pub fn find_room(
     let hole_before = memory.stats().largest_free_block;
     let moved = Cell::new((0, Bytes::ZERO));
     let found = reclaim(
-        &Search { allocator, deadline: &deadline, memory, goal: Goal::Hole(size), wait },
+        &Search { allocator, deadline: &deadline, memory, goal: Goal::Hole(size), wait, call },
         |at_most| filled(memory, memory.allocate_waiting(request, own_scratch, at_most)?),
         |compacted| {
             let (blocks, bytes) = moved.get();
@@ -219,6 +219,7 @@ fn find_room_at_once(
     deadline: &Deadline<'_>,
     memory: &DeviceMemory,
     request: Request,
+    call: &dyn Fn() -> CallNeeds,
 ) -> std::result::Result<Block, OutOfMemory> {
     allocator.drain();
     let retake = || {
@@ -241,7 +242,11 @@ fn find_room_at_once(
             found = retake();
         } else if !refused && !std::mem::replace(&mut compacted, true) {
             GroupPart::forget_refusal();
-            let Ok(compacted) = compaction::carry_out(memory, Goal::Hole(request.size)) else { continue };
+            let goal = Goal::Hole(request.size);
+            if !may_be_had_after_moves(allocator, memory, call(), goal) {
+                continue;
+            }
+            let Ok(compacted) = compaction::carry_out(memory, goal) else { continue };
             found = compacted.allocate(request).and_then(|block| filled(memory, block));
         } else if group::is_broken() || group::others_owe(memory) {
             // What others owe is waited for later, when nothing is held.
@@ -278,7 +283,7 @@ pub fn find_scratch(
         return found.map_err(|found| NoRoom { found, provenance, call: Box::new(call()), end: SearchEnd::Never });
     }
     let hopeful = |shortage: &OutOfMemory| shortage.in_prospect() >= bytes;
-    let search = |goal| Search { allocator, deadline: &deadline, memory, goal, wait: WaitPolicy::LaunchWaits };
+    let search = |goal| Search { allocator, deadline: &deadline, memory, goal, wait: WaitPolicy::LaunchWaits, call };
     let bottom = reclaim(
         &search(Goal::Bottom(bytes)),
         |_| memory.begin_scratch(bytes),
@@ -309,12 +314,19 @@ struct Search<'a> {
     memory: &'a DeviceMemory,
     goal: Goal,
     wait: WaitPolicy,
+    /// What the call needs of which this is a part.
+    call: &'a dyn Fn() -> CallNeeds,
 }
 
 impl Search<'_> {
     /// Whether arrays were spilled to make room for `goal`, or memory for a hole that `lacks_memory`.
     fn spills(&self, goal: Goal, lacks_memory: bool) -> bool {
         spilled(self.allocator, self.deadline, self.memory, goal, lacks_memory)
+    }
+
+    /// Whether moves for the goal leave what the call needs to be had.
+    fn may_move(&self) -> bool {
+        may_be_had_after_moves(self.allocator, self.memory, (self.call)(), self.goal)
     }
 
     /// Whether launches want arrays that may go when they have begun.
@@ -374,7 +386,7 @@ fn reclaim<T, E>(
         let mut goal = goal;
         // On a GPU there may be a hole without memory behind it. Moves help once: when all is packed.
         let lacks_memory = refused(&shortage) && !memory.on_host;
-        let in_use = if allocator.compacts() && !(lacks_memory && packed) {
+        let in_use = if allocator.compacts() && !(lacks_memory && packed) && (lacks_memory || search.may_move()) {
             if lacks_memory {
                 (goal, packed) = (Goal::Pack, true);
             }
