@@ -167,6 +167,27 @@ def test_what_has_room_only_without_its_arguments_spills_nothing():
     assert [[error["kind"] for error in errors] for errors in examine(region, full)] == [["none"], ["none"]]
 
 
+def test_nothing_moves_for_one_result_where_the_others_need_the_hole_that_it_takes():
+    # Arrays go to the tier after others have moved, and would leave one hole with what a moved one has taken by then.
+    put = {"a": 16_971_068, "b": 5 * MIB, "c": 256, "d": 23_626_252, "e": 18_293_880, "f": 29_117_536}
+    put |= {"g": 21_760_756, "h": 21_307_684, "i": 6 * MIB, "j": 34_682_712, "k": 2 * MIB, "l": 22 * MIB}
+    functions = [
+        Function((12_927_752,) * 3),
+        Function((26_335_572,), updates=1, donated=(0,)),
+        Function((8 * MIB, 10_408_136, 6 * MIB, 1_342_436), updates=1),
+        Function((1000, 256)),
+        Function((14 * MIB,) * 4, updates=1, donated=(0,)),
+    ]
+    moved = program("growing", 200, functions, [
+        *(Put(name, size, 0) for name, size in put.items()),
+        *(Pin("d"), *map(Drop, "cefgijkl"), Run(0, ("h",), ("m", "n", "o")), Run(1, ("m",), ("p", "q"))),
+        *(Run(2, ("o",), ("r", "s", "t", "u", "v")), Pin("r"), Run(3, ("t",), ("w", "x")), Drop("d"), Unpin("r")),
+        Run(4, ("q",), ("y", "z", "aa", "ab", "ac")),
+    ], compact="on", spill="host", spill_limit="8MiB")  # fmt: skip
+    [errors] = examine(moved)
+    assert [error["index"] for error in errors] == [11], errors
+
+
 def test_arguments_come_back_into_holes_that_are_there_before_others_go():
     # The first argument fits at once. Behind what goes for the result it would lie where the result has to.
     runs = program("growing", 155, [Function((66 * MIB,))], [

@@ -75,11 +75,12 @@ fn can_be_had_here(allocator: &Allocator, memory: &DeviceMemory, call: CallNeeds
 #[cold]
 pub fn may_be_had_after_moves(allocator: &Allocator, memory: &DeviceMemory, call: CallNeeds, goal: Goal) -> bool {
     let Some(tier) = &memory.tier else { return true };
-    if call.rest().parts() + call.waiting().count() <= 1 {
+    let rest = Needs { arguments: call.waiting().collect(), ..call.rest() };
+    if rest.parts() <= 1 {
         return true;
     }
-    let moved = compaction::imagined_after(memory, goal);
-    moved.is_none_or(|moved| can_be_spilled_for(allocator.compacts(), (memory, &moved), tier, call))
+    let Some(moved) = compaction::imagined_after(memory, goal) else { return true };
+    moved.would_fit(&rest, &|_| false, None) || can_be_spilled_for(allocator.compacts(), (memory, &moved), tier, call)
 }
 
 /// The blocks that outsiders keep.
