@@ -83,12 +83,17 @@ impl CallNeeds {
         self.arguments.iter().filter(waits).map(|argument| argument.size)
     }
 
-    /// What it does not have yet.
+    /// All that it needs, and its arguments that wait in the tier.
+    pub fn all(&self) -> Needs {
+        Needs { arguments: self.waiting().collect(), ..self.needs.clone() }
+    }
+
+    /// The same without what it has.
     pub fn rest(&self) -> Needs {
         Needs {
+            arguments: self.waiting().collect(),
             scratch: if self.had.scratch { Bytes::ZERO } else { self.needs.scratch },
             arrays: self.needs.arrays.get(self.had.blocks.len()..).unwrap_or_default().to_vec(),
-            ..Needs::default()
         }
     }
 }

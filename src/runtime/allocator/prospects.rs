@@ -75,7 +75,7 @@ fn can_be_had_here(allocator: &Allocator, memory: &DeviceMemory, call: CallNeeds
 #[cold]
 pub fn may_be_had_after_moves(allocator: &Allocator, memory: &DeviceMemory, call: CallNeeds, goal: Goal) -> bool {
     let Some(tier) = &memory.tier else { return true };
-    let rest = Needs { arguments: call.waiting().collect(), ..call.rest() };
+    let rest = call.rest();
     if rest.parts() <= 1 {
         return true;
     }

@@ -120,7 +120,8 @@ pub fn copy_borrowed(
     let explained = |unplaced| match unplaced {
         Unplaced::Failed(failure) => failure,
         Unplaced::NoRoom(memory, shortage) => {
-            let run = shortage.provenance.run;
+            // The call has all else that it needs, so nothing of it is forgotten.
+            let run = Execution::default();
             let needed = [Needed { memory: Arc::clone(&memory), needs: Needs::of(size), run }];
             exhausted(&loaded.client.allocator, &memory, shortage, &needed, None).into()
         }

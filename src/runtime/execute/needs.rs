@@ -94,9 +94,8 @@ pub fn explain(call: &Call<'_>, unplaced: Unplaced, run: impl Fn(usize) -> Execu
         let Some(device) = call.device(index).1 else { continue };
         let pinned = device.pinned_memory_space().map(|space| space.arena());
         for memory in device.arena.iter().chain(pinned) {
-            let mut of = of_memory(call, index, Some(device), memory);
-            of.needs.arguments = of.waiting().collect();
-            needed.push(Needed { memory: Arc::clone(memory), needs: of.needs, run: run(index) });
+            let needs = of_memory(call, index, Some(device), memory).all();
+            needed.push(Needed { memory: Arc::clone(memory), needs, run: run(index) });
         }
     }
     let is_scratch = shortage.found.numbers.is_scratch;

@@ -139,7 +139,7 @@ impl<'a> Wanted<'a> {
 /// An argument found no room: what the call wants is told with the others that wait.
 #[cold]
 fn no_room(memory: &Arc<DeviceMemory>, mut shortage: NoRoom) -> Unplaced {
-    shortage.call.needs.arguments = shortage.call.waiting().collect();
+    shortage.call.needs = shortage.call.all();
     Unplaced::NoRoom(Arc::clone(memory), shortage)
 }
 
