@@ -13,8 +13,8 @@ use crate::{
 pub(super) struct Floor {
     pub(super) span: Option<NodeId>,
     pub(super) bytes: Bytes,
-    /// What the programs under way need.
-    pub(super) under_way: Vec<Bytes>,
+    /// What the programs under way need, each since the event of the history with this number; the oldest first.
+    pub(super) under_way: Vec<(Bytes, u64)>,
 }
 
 impl Floor {
@@ -26,6 +26,11 @@ impl Floor {
     /// What is kept now.
     pub(super) fn bytes(&self) -> Bytes {
         self.bytes
+    }
+
+    /// What has to be kept for the programs under way.
+    pub(super) fn needed(&self) -> Bytes {
+        self.under_way.iter().map(|&(bytes, _)| bytes).max().unwrap_or(Bytes::ZERO)
     }
 }
 

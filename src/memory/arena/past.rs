@@ -7,7 +7,7 @@
 //!
 //! The steps are those that others ask for. What the arena did to serve them it decides anew.
 
-use std::cell::OnceCell;
+use std::{cell::OnceCell, iter};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -53,7 +53,7 @@ enum Step {
     Unpin(u64),
     /// So much is kept for scratch.
     Scratch(Bytes),
-    /// So much of it is kept until now, for a program that is under way.
+    /// So much is kept until now, for a program that is under way.
     UnderWay(Bytes),
 }
 
@@ -75,14 +75,14 @@ impl Past {
         let mut forgotten = FxHashSet::default();
         let mut steps = Vec::with_capacity(events.len());
         let mut before: Option<&Event> = None;
-        // What programs under way need, and the step since which so much has been kept.
-        let needed = state.scratch.under_way.iter().copied().max().unwrap_or(Bytes::ZERO);
-        let mut since = None;
-        for event in &events {
+        let mut under_way = state.scratch.under_way.iter().peekable();
+        let mut begun = |number| under_way.next_if(|&&(_, since)| since <= number).map(|&(bytes, _)| bytes);
+        for (number, event) in (0..).zip(&events) {
+            steps.extend(iter::from_fn(|| begun(number)).map(Step::UnderWay));
             let (block, run) = (event.block, event.step);
             match event.kind() {
                 EventKind::Allocate | EventKind::OutOfMemory if failed.contains(&run) => {
-                    forget_scratch(&mut steps, since);
+                    forget_scratch(&mut steps);
                     forgotten.insert(block);
                 }
                 EventKind::Free | EventKind::Retire if forgotten.contains(&block) => {}
@@ -107,21 +107,14 @@ impl Past {
                 EventKind::Retire => steps.push(Step::Retire(block)),
                 EventKind::Pin => steps.push(Step::Pin(block)),
                 EventKind::Unpin => steps.push(Step::Unpin(block)),
-                EventKind::Scratch if event.bytes.get() > event.other => {
-                    if event.other < needed.get() && event.bytes >= needed {
-                        since = Some(steps.len());
-                    }
-                    steps.push(Step::Scratch(event.bytes));
-                }
+                EventKind::Scratch if event.bytes.get() > event.other => steps.push(Step::Scratch(event.bytes)),
                 _ => {}
             }
             before = Some(event);
         }
+        steps.extend(iter::from_fn(|| begun(u64::MAX)).map(Step::UnderWay));
         if !scratch.is_zero() {
-            forget_scratch(&mut steps, since);
-        }
-        if let Some(since) = since.filter(|&since| matches!(steps.get(since), Some(Step::Scratch(_)))) {
-            steps.insert(since + 1, Step::UnderWay(needed));
+            forget_scratch(&mut steps);
         }
         Some(Self(steps))
     }
@@ -140,10 +133,11 @@ impl Past {
 }
 
 /// Forgets the scratch of a call that failed, and of each time that it was tried: a launch keeps it right before its
-/// first array comes. What is kept for programs under way, `since` that step, stays.
-fn forget_scratch(steps: &mut Vec<Step>, since: Option<usize>) {
-    let kept = since.map_or(0, |since| since + 1);
-    while steps.len() > kept && steps.pop_if(|last| matches!(last, Step::Scratch(_))).is_some() {}
+/// first array comes. What programs under way need stays.
+fn forget_scratch(steps: &mut Vec<Step>) {
+    let is_scratch = |step: &&Step| matches!(step, Step::Scratch(_) | Step::UnderWay(_));
+    let last = steps.split_off(steps.len() - steps.iter().rev().take_while(is_scratch).count());
+    steps.extend(last.into_iter().filter(|step| matches!(step, Step::UnderWay(_))));
 }
 
 /// An arena in which the past happens again.
@@ -194,8 +188,7 @@ impl<'a> Again<'a> {
                 self.launch = Some((bytes, None));
                 self.rehearsal.keep(bytes, &|_| true)
             }
-            // It lies within what was kept just now.
-            Step::UnderWay(bytes) => self.rehearsal.arena.begin_scratch(bytes).is_ok(),
+            Step::UnderWay(bytes) => self.rehearsal.keep(bytes, &|_| true),
         }
     }
 

@@ -63,8 +63,9 @@ impl Arena {
     pub fn end_scratch(&self, bytes: Bytes) {
         let mut state = self.state.lock();
         let under_way = &mut state.scratch.under_way;
-        if let Some(index) = under_way.iter().position(|&other| other == bytes) {
-            under_way.swap_remove(index);
+        // Of several that need as much, what is kept is the same whichever it is; a launch that failed was the last.
+        if let Some(index) = under_way.iter().rposition(|&(other, _)| other == bytes) {
+            under_way.remove(index);
             self.state.wake(&state);
         }
     }

@@ -297,7 +297,7 @@ impl State {
             self.note_scratch(before);
             self.counters.peak_reserved = self.counters.peak_reserved.max(self.scratch.bytes);
         }
-        self.scratch.under_way.push(bytes);
+        self.scratch.under_way.push((bytes, self.history.sequence()));
         true
     }
 
@@ -333,7 +333,7 @@ impl State {
     /// Gives up what no program under way needs; whether that was anything.
     #[cold]
     pub(super) fn lower_floor(&mut self) -> bool {
-        let needed = self.scratch.under_way.iter().copied().max().unwrap_or(Bytes::ZERO);
+        let needed = self.scratch.needed();
         let Some(span) = self.scratch.span else { return false };
         let Some(space) = self.placement.space_mut() else { return false };
         let before = self.scratch.bytes;

@@ -243,6 +243,30 @@ fn a_limit_does_not_count_where_the_scratch_of_the_failed_call_lay() {
 }
 
 #[test]
+fn a_limit_counts_the_scratch_of_a_program_under_way_from_when_it_began() {
+    // s s s s . a . . .   a program that began after a call that failed needs less than what is kept, and a lies above
+    let least = |failed: &[u32]| {
+        let (mut arena, _device) = arena(Kind::Tpu, Bytes::mib(16));
+        arena.record_history(100);
+        for &step in failed {
+            assert!(arena.begin_scratch(Bytes::mib(8)).is_ok());
+            let run = Execution { step, ..Execution::default() };
+            let provenance = Provenance { run, ..Provenance::default() };
+            let result = arena.allocate(Request { size: Bytes::mib(1), provenance }).expect("there is room").id;
+            assert_eq!(arena.free(result), Ok(()));
+            arena.end_scratch(Bytes::mib(8));
+        }
+        assert!(arena.begin_scratch(Bytes::mib(1)).is_ok());
+        let [a, gone] = [1, 4].map(|mib| take(&arena, Bytes::mib(mib)).id);
+        assert_eq!(arena.pin(a), Ok(()));
+        assert_eq!(arena.free(gone), Ok(()));
+        let run = Execution { step: 7, ..Execution::default() };
+        arena.least_limit((&Needs::of(Bytes::mib(15)), run), Bytes::mib(64), (&Costs::COPY, None))
+    };
+    assert_eq!([least(&[]), least(&[7]), least(&[7, 7])], [Some(Bytes::mib(17)); 3]);
+}
+
+#[test]
 fn an_exhaustion_is_of_one_instant() {
     let (arena, _device) = arena(Kind::Preallocate, Bytes::mib(4));
     let (one, two) = (take(&arena, Bytes::mib(1)), take(&arena, Bytes::new(4)));
