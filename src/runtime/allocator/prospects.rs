@@ -73,8 +73,14 @@ fn can_be_had_here(allocator: &Allocator, memory: &DeviceMemory, call: CallNeeds
 /// Whether what `call` needs could be had yet after the moves for `goal`, which make room for one part of it. Where
 /// arrays are spilled, moves come first: they may take the holes that would become one with what goes after them.
 #[cold]
-pub fn may_be_had_after_moves(allocator: &Allocator, memory: &DeviceMemory, call: CallNeeds, goal: Goal) -> bool {
+pub fn may_be_had_after_moves(
+    allocator: &Allocator,
+    memory: &DeviceMemory,
+    call: &dyn Fn() -> CallNeeds,
+    goal: Goal,
+) -> bool {
     let Some(tier) = &memory.tier else { return true };
+    let call = call();
     let rest = call.rest();
     if rest.parts() <= 1 {
         return true;

@@ -243,7 +243,7 @@ fn find_room_at_once(
         } else if !refused && !std::mem::replace(&mut compacted, true) {
             GroupPart::forget_refusal();
             let goal = Goal::Hole(request.size);
-            if !may_be_had_after_moves(allocator, memory, call(), goal) {
+            if !may_be_had_after_moves(allocator, memory, call, goal) {
                 continue;
             }
             let Ok(compacted) = compaction::carry_out(memory, goal) else { continue };
@@ -326,7 +326,7 @@ impl Search<'_> {
 
     /// Whether moves for the goal leave what the call needs to be had.
     fn may_move(&self) -> bool {
-        may_be_had_after_moves(self.allocator, self.memory, (self.call)(), self.goal)
+        may_be_had_after_moves(self.allocator, self.memory, self.call, self.goal)
     }
 
     /// Whether launches want arrays that may go when they have begun.
