@@ -114,8 +114,8 @@ impl Arena {
         Rehearsal::new(&self.imagined(), Some(costs)).fits((needs, whole), movable)
     }
 
-    /// The arena, imagined, as it would be after the moves for `goal` of blocks that are `movable`; `None` if there is no
-    /// plan. O(n log n) for n blocks.
+    /// The arena, imagined, as it would be after the moves for `goal` of blocks that are `movable`; `None` if there is
+    /// no plan. O(n log n) for n blocks.
     pub fn imagined_after(&self, goal: Goal, costs: &Costs, movable: &dyn Fn(BlockId) -> bool) -> Option<Self> {
         let copy = self.imagined();
         drop(Rehearsal::new(&copy, Some(costs)).compact(goal, movable)?);

@@ -386,7 +386,8 @@ fn reclaim<T, E>(
         let mut goal = goal;
         // On a GPU there may be a hole without memory behind it. Moves help once: when all is packed.
         let lacks_memory = refused(&shortage) && !memory.on_host;
-        let in_use = if allocator.compacts() && !(lacks_memory && packed) && (lacks_memory || search.may_move()) {
+        let moves = allocator.compacts() && if lacks_memory { !packed } else { search.may_move() };
+        let in_use = if moves {
             if lacks_memory {
                 (goal, packed) = (Goal::Pack, true);
             }
