@@ -4,8 +4,11 @@ use std::sync::Arc;
 
 use crate::{
     api::{call::Call, entry::Entry},
-    config::{Environment, OptionValue, Scratch, Settings},
-    engine::{EngineError, Failure, Live, Outcome, failure::discard, named_values::named_values, process, scratch},
+    config::{EngineKind, Environment, OptionValue, Scratch, Settings},
+    engine::{
+        EngineError, Failure, Live, Outcome, asynchronous, failure::discard, named_values::named_values, process,
+        scratch,
+    },
     error::{Error, Result},
     logging,
     runtime::{
@@ -74,7 +77,9 @@ impl Entry for sys::PJRT_Client_Create_Args {
         scratch::open(settings.scratch.value == Scratch::Warm);
         // Checks the settings before the engine starts its threads.
         let share = limits::check(&settings, process::kind())?;
-        let for_engine = settings.engine_options(process::kind(), share)?;
+        let mut for_engine = settings.engine_options(process::kind(), share)?;
+        let inline =
+            process::kind() == Some(EngineKind::Cpu) && asynchronous::is_possible(engine) && for_engine.run_inline();
         for warning in &for_engine.warnings {
             log::warn!("{warning}");
         }
@@ -86,7 +91,7 @@ impl Entry for sys::PJRT_Client_Create_Args {
             let created = created.map_err(|refused| explained(refused, &settings))?.client;
             (created, Live::new(engine, created))
         };
-        match open_devices::open_devices(new, settings, share, report::on_exhausted) {
+        match open_devices::open_devices(new, settings, (share, inline), report::on_exhausted) {
             Ok(client) => {
                 client::watch_scratch(&client);
                 client::sleeper::watch(&client);
@@ -134,6 +139,9 @@ impl Entry for sys::PJRT_Client_Destroy_Args {
             loaded.nested_executables.end(client.session.engine);
         }
         client.nested.end();
+        if let Some(empty) = &client.session.empty_program {
+            empty.end(client.session.engine);
+        }
         client.session.close();
         // Everything of this library that uses it has ended.
         call.forward().0.map(drop)

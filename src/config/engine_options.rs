@@ -6,6 +6,7 @@
 //!
 //! ```text
 //!   cpu    cpu_device_count=N                         without it the engine makes four devices, whatever XLA_FLAGS says
+//!          asynchronous=false                         where long programs can be kept out of the caller's thread
 //!   cuda   allocator=cuda_async preallocate=false     the engine's own pool holds scratch space only, and can be trimmed
 //!          allocator=bfc        preallocate=true      the same with a fixed size, where the driver has no memory pools
 //!          memory_fraction=F
@@ -35,6 +36,20 @@ pub struct EngineOptions {
     pub values: Vec<(String, OptionValue)>,
     /// What has no effect with this engine.
     pub warnings: Vec<String>,
+}
+
+/// The CPU engine's option: whether programs run on threads of its own, and not in the caller's.
+const ASYNCHRONOUS: &str = "asynchronous";
+
+impl EngineOptions {
+    /// Has a CPU engine run programs in the caller's thread; whether it does, because the caller may have decided.
+    pub fn run_inline(&mut self) -> bool {
+        let is_free = self.values.iter().all(|(name, _)| name != ASYNCHRONOUS);
+        if is_free {
+            self.values.push((ASYNCHRONOUS.to_owned(), OptionValue::Bool(false)));
+        }
+        is_free
+    }
 }
 
 /// The CPU engine's option for its number of devices.

@@ -17,6 +17,7 @@
 //!  session.rs   a client of the engine, and whether it is still there
 //!  buffers.rs   buffers of the engine that we own
 //!  executables.rs the description of a loaded program
+//!  asynchronous.rs executions that do not run in the caller's thread
 //!  fence.rs     the end of what a device was given so far
 //!  scratch/     warm memory for what the engine allocates itself
 //!  atexit.rs    what the engine's library builds once stays to the end
@@ -24,6 +25,7 @@
 //! ```
 
 pub mod abi;
+pub mod asynchronous;
 pub mod atexit;
 pub mod buffers;
 pub mod choice;

@@ -58,6 +58,10 @@ pub struct Signature {
     pub host_callbacks: bool,
     /// Whether it has a custom call: code that may look into an execute context.
     pub custom_calls: bool,
+    /// Whether it computes next to nothing besides its custom calls, by [`computes`] and by what it takes and gives:
+    /// XLA runs what takes less than 1000 flops in the caller's thread, and counts none for a custom call (XLA
+    /// `cpu_client.cc`, `cheap_computation_`). An estimate: XLA counts what is left after its optimisations.
+    pub is_cheap: bool,
 }
 
 /// Reads the signature of a portable artifact. Linear in its size.
@@ -100,6 +104,33 @@ pub fn names_one(artifact: &[u8], asked: impl Fn(&[u8]) -> bool) -> bool {
 
 fn has_custom_calls(text: &[u8]) -> bool {
     text.windows(b"custom_call".len()).any(|part| part == b"custom_call")
+}
+
+/// The elements of all parameters and results up to which a program is cheap whatever it computes.
+const FEW_ELEMENTS: u64 = 100;
+
+/// Whether an operation of this name computes: not one that calls, moves or names what is there.
+fn computes(name: &[u8]) -> bool {
+    let version = name.iter().rposition(|&byte| byte == b'_').unwrap_or(name.len());
+    let moves: [&[u8]; 16] = [
+        b"module",
+        b"func",
+        b"return",
+        b"call",
+        b"custom_call",
+        b"composite",
+        b"constant",
+        b"tuple",
+        b"get_tuple_element",
+        b"optimization_barrier",
+        b"reshape",
+        b"bitcast_convert",
+        b"broadcast_in_dim",
+        b"transpose",
+        b"slice",
+        b"concatenate",
+    ];
+    !moves.contains(&&name[..version])
 }
 
 /// The kind of memory that a parameter or result is bound to (`mhlo.memory_kind`).
@@ -285,6 +316,19 @@ impl<'a> Program<'a> {
         self.parameters.iter()
     }
 
+    /// The elements of all parameters and results.
+    fn elements(&self) -> u64 {
+        let results = self.results.iter().map(|(value_type, _)| value_type);
+        let all = self.parameters().map(|parameter| &parameter.value_type).chain(results);
+        let elements = |value_type: &ValueType| match value_type {
+            ValueType::Tensor { dimensions, .. } => {
+                dimensions.iter().fold(1u64, |all, &size| all.saturating_mul(size.unsigned_abs()))
+            }
+            ValueType::Token | ValueType::Other => 0,
+        };
+        all.fold(0, |sum, value_type| sum.saturating_add(elements(value_type)))
+    }
+
     pub(super) fn signature(&self, tables: &Tables<'_>) -> Signature {
         Signature {
             parameters: self.parameters().cloned().collect(),
@@ -294,6 +338,7 @@ impl<'a> Program<'a> {
             host_callbacks: tables.strings().iter().any(|text| has_host_callbacks(text)),
             // The operation by its name, `vhlo.custom_call_v1`: whatever else has it in its name counts too.
             custom_calls: tables.strings().iter().any(|text| has_custom_calls(text)),
+            is_cheap: !tables.has_op(|op| computes(op.name)) || self.elements() <= FEW_ELEMENTS,
         }
     }
 }
@@ -436,6 +481,17 @@ mod tests {
         assert!(has_custom_calls(b"custom_call_v1") && has_custom_calls(b"vhlo.custom_call_v2"));
         assert!(!has_custom_calls(b"custom_cal") && !has_custom_calls(b"call_v1") && !has_custom_calls(b""));
         assert!(!has_custom_calls(b"vhlo.broadcast_in_dim_v1"), "as long, and something else");
+    }
+
+    #[test]
+    fn what_only_moves_computes_nothing() {
+        for name in ["module", "func_v1", "return_v1", "custom_call_v1", "broadcast_in_dim_v1", "get_tuple_element_v1"]
+        {
+            assert!(!computes(name.as_bytes()), "{name}");
+        }
+        for name in ["add_v1", "dot_general_v2", "while_v1", "case_v1", "convert_v1", "", "_v1"] {
+            assert!(computes(name.as_bytes()), "{name}");
+        }
     }
 
     /// The index is used unchecked from there on.

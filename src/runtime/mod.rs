@@ -12,6 +12,7 @@
 //!  buffer/          PJRT_Buffer: its usage, its memory, the engine's handle
 //!  device_memory/   one device's arena, the blocks' residents, what the engine takes of the same memory
 //!  counters         what programs did, counted
+//!  dispatch         which thread runs a program
 //!  shape, host_memories
 //! ```
 
@@ -20,6 +21,7 @@ pub mod buffer;
 pub mod client;
 pub mod counters;
 pub mod device_memory;
+pub mod dispatch;
 pub mod executable;
 pub mod execute;
 pub mod host_memories;

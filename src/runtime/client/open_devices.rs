@@ -64,12 +64,14 @@ struct Memory {
 
 /// Opens the engine's new client: decides which memory each device's arena divides, and makes the arenas.
 ///
+/// `inline` says that the engine runs programs in the caller's thread.
+///
 /// # Errors
 /// The engine's, or INVALID_ARGUMENT for a limit that a device cannot have.
 pub fn open_devices(
     client: Live<'_, sys::PJRT_Client>,
     settings: Settings,
-    share: Option<f32>,
+    (share, inline): (Option<f32>, bool),
     on_exhausted: OnExhausted,
 ) -> Outcome<Arc<Client>> {
     let shown = Shown::of(client)?;
@@ -92,7 +94,7 @@ pub fn open_devices(
     let version = format!("pjrt-arena {}\n{}", env!("CARGO_PKG_VERSION"), shown.version);
     let version = CString::new(version.replace('\0', " ")).unwrap_or_default();
     let orders_executions = vendor_of(process::kind()).is_some();
-    let session = Session::new(client.engine(), Raw(client.raw()), (view_kind, aliasable), orders_executions);
+    let session = Session::new(client.engine(), Raw(client.raw()), (view_kind, aliasable), orders_executions, inline);
     Ok(Arc::new(Client::new(session, settings, devices, version, on_exhausted)))
 }
 

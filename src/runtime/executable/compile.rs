@@ -115,6 +115,7 @@ fn prepare<'a>(client: &Client, format: &[u8], code: &'a [u8], options: &'a [u8]
         not_rewritten,
         host_callbacks: rewritten.signature.host_callbacks,
         needs_no_context: !rewritten.signature.custom_calls,
+        is_cheap: rewritten.signature.is_cheap,
         bound: Vec::new(),
         released,
         user_options: original.to_vec(),

@@ -6,6 +6,7 @@ use std::{
         Arc, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    time::Instant,
 };
 
 use once_cell::sync::OnceCell;
@@ -23,6 +24,7 @@ use crate::{
         client::{Client, Device},
         counters::{Executions, Miss, Tally},
         device_memory::origins::ORIGINS,
+        dispatch::{Dispatch, Timed},
         executable::{
             bound::OutputKinds, cost::Cost, output_cache::OutputCache, queries, undonated::UndonatedArguments,
         },
@@ -73,6 +75,9 @@ pub struct Plan {
     /// The program has no custom call, so that nothing in it can read an execute context. Not in plans of old caches.
     #[serde(default)]
     pub needs_no_context: bool,
+    /// The program computes next to nothing besides its custom calls. Not in plans of old caches.
+    #[serde(default)]
+    pub is_cheap: bool,
     /// For each result the memory of the host that it is bound to, where the engine does not tell memories apart;
     /// empty if none is. Not in plans of old caches.
     #[serde(default)]
@@ -118,6 +123,7 @@ impl Plan {
             not_rewritten: Some(reason.into()),
             host_callbacks: false,
             needs_no_context: false,
+            is_cheap: false,
             bound: Vec::new(),
             released: Vec::new(),
             user_options: Vec::new(),
@@ -166,6 +172,8 @@ pub struct Program {
     pub executions: Executions,
     /// Where the results of the first execution were.
     pub origins: OnceCell<Origins>,
+    /// Which thread runs it, where that can be chosen.
+    pub dispatch: Arc<Dispatch>,
     /// Whether a later execution was seen to differ from it.
     pub differs: AtomicBool,
     /// The memory kinds of its results for the user, where some are bound.
@@ -202,6 +210,11 @@ impl Program {
         }
         Ok(Self {
             client,
+            dispatch: Arc::new(match plan.arguments {
+                Some(_) if plan.needs_no_context => Dispatch::measured(false),
+                Some(_) => Dispatch::fixed(plan.is_cheap),
+                None => Dispatch::measured(true),
+            }),
             plan,
             origin_ids: ORIGINS.of_results(&name, &results),
             results,
@@ -417,6 +430,13 @@ impl Loaded {
         if before != now && before != 0 {
             self.program.executions.address_changes.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// An execution that began at this instant, on a thread of the engine.
+    pub fn timed(&self, began: Instant) -> Timed {
+        // The engine does the executions of a device one after another.
+        let last_end = (self.client.devices.len() == 1).then(|| self.client.allocator.in_flight.last_end.clone());
+        Timed { program: Arc::clone(&self.program.dispatch), began, last_end }
     }
 
     /// The cache that keeps the result in this destination when its owner destroys it.

@@ -142,7 +142,7 @@ pub fn collect(launch: &mut Launch<'_>, index: usize, event: Option<EngineEvent>
     }
     // What the engine put into memory of its own is counted when it is wrapped.
     device.pinned = None;
-    let may_fail = launch.may_fail;
+    let (may_fail, began) = (launch.may_fail, launch.began.filter(|_| index == 0));
     let (writing, behind) = match &event {
         Some(event) if !event.is_ready() => (Definition::Pending { may_fail }, None),
         Some(event) if event.wait().is_err() => match device.queue(client) {
@@ -152,6 +152,9 @@ pub fn collect(launch: &mut Launch<'_>, index: usize, event: Option<EngineEvent>
         },
         _ => (Definition::Defined, None),
     };
+    if let Some(began) = began.filter(|_| !writing.is_pending()) {
+        loaded.program.dispatch.note_inline(began.elapsed());
+    }
     // Asked before the outputs are wrapped.
     let ready = if writing.is_pending() && behind.is_none() { large_result(loaded, &outputs) } else { None };
     let results = results(loaded, device, outputs, &mut candidates, writing);
@@ -161,6 +164,7 @@ pub fn collect(launch: &mut Launch<'_>, index: usize, event: Option<EngineEvent>
             let user = User::Execution;
             let mut resources = Resources { user, consumed, leftovers, context: context(call), ..Resources::default() };
             resources.scratch = device.scratch.take();
+            resources.timed = began.map(|began| loaded.timed(began));
             resources.buffers.extend(device.arguments.iter_mut().filter_map(|argument| argument.into_operation()));
             resources.results.extend(results.iter().map(Arc::clone));
             match behind {

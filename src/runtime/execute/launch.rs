@@ -1,12 +1,21 @@
 //! One call, from its first block to the engine's answer.
 
-use std::{ptr, sync::atomic::Ordering, thread, time::Duration};
+use std::{
+    ptr,
+    sync::atomic::Ordering,
+    thread,
+    time::{Duration, Instant},
+};
 
 use smallvec::SmallVec;
 
 use crate::{
     config::Spill,
-    engine::{EngineError, EngineEvent, Failure, Outcome, views::ViewKind},
+    engine::{
+        EngineError, EngineEvent, Failure, Outcome,
+        asynchronous::{Dependency, EmptyProgram},
+        views::ViewKind,
+    },
     handlers::python::stacks,
     report::stacks::StackId,
     runtime::{
@@ -59,6 +68,8 @@ pub struct Launch<'a> {
     pub may_fail: bool,
     /// Whether its programs have ended, though it failed.
     pub is_over: bool,
+    /// When the engine was called, where its time says which thread is to run the program.
+    pub began: Option<Instant>,
     /// How many handles the engine is passed for each device: the arguments, then the destinations.
     width: usize,
     /// The Python code that calls it, where that is recorded.
@@ -76,6 +87,7 @@ impl<'a> Launch<'a> {
             nested: None,
             may_fail: true,
             is_over: false,
+            began: None,
             width,
             stack: stacks::current(),
         }
@@ -243,6 +255,43 @@ impl<'a> Launch<'a> {
         Ok(None)
     }
 
+    /// Keeps a program out of the caller's thread that is long, or of which nothing is known yet, until what is given
+    /// back is dropped. One that is waited for may run anywhere.
+    #[inline]
+    fn hold_back(&mut self) -> SmallVec<[Dependency; 1]> {
+        let loaded = self.call.loaded;
+        let Some(empty) = &loaded.client.session.empty_program else { return SmallVec::new() };
+        if self.is_waited_for() {
+            return SmallVec::new();
+        }
+        let dependencies = if loaded.program.dispatch.is_inline() { SmallVec::new() } else { self.dependencies(empty) };
+        self.began = Some(Instant::now());
+        dependencies
+    }
+
+    /// What keeps the program out of the caller's thread; one that nothing keeps runs there.
+    #[cold]
+    fn dependencies(&mut self, empty: &EmptyProgram) -> SmallVec<[Dependency; 1]> {
+        let client = &self.call.loaded.client;
+        // A callback that waits for its program runs on this thread, or on one that this one waits for.
+        if client.allocator.callbacks_under_way.load(Ordering::Relaxed) != 0 {
+            return SmallVec::new();
+        }
+        let is_alone = self.devices.len() == 1;
+        let held =
+            self.devices.iter_mut().filter_map(|launch| match (launch.destinations.first_mut(), launch.device) {
+                (Some(destination), _) => Some(destination.view.hold_back()),
+                (None, Some(device)) if is_alone => {
+                    // SAFETY: device and memory are the client's.
+                    Some(unsafe { empty.hold_back(client.session, device.handle(), device.memory()) })
+                }
+                // Programs of several devices do not wait for the one before (engine behaviour T44).
+                _ => None,
+            });
+        let warn = |error: &EngineError| log::warn!("a program runs in its caller's thread: {}", error.message());
+        held.filter_map(|dependency| dependency.inspect_err(warn).ok()).collect()
+    }
+
     /// Calls the engine, and waits for a program that calls back into the host.
     ///
     /// # Errors
@@ -251,6 +300,7 @@ impl<'a> Launch<'a> {
     pub fn start(&mut self) -> Result<Started<'a>, EngineError> {
         let Call { args, loaded, options, .. } = self.call;
         let engine = loaded.client.session.engine;
+        let dependencies = self.hold_back();
         let mut handles: SmallVec<[*mut sys::PJRT_Buffer; 16]> = SmallVec::new();
         for device in &self.devices {
             handles.extend(device.arguments.iter().map(|argument| argument.raw()));
@@ -285,6 +335,7 @@ impl<'a> Launch<'a> {
                 ..Default::default()
             })
         };
+        drop(dependencies);
         // SAFETY: an entry is NULL, or a new event of the engine without another owner.
         let events = raw_events.into_iter().map(|event| unsafe { EngineEvent::own(engine, event) }).collect();
         let started = Started { call: self.call, events };

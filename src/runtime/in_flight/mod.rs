@@ -46,6 +46,7 @@ use crate::{
     },
     runtime::{
         buffer::{Buffer, Recycled},
+        dispatch::{LastEnd, Timed},
         in_flight::{
             deadline::{Deadline, UnderWay},
             deferred::Deferred,
@@ -67,6 +68,7 @@ struct Operation {
     /// Ready once the results are defined; only of operations that write large results.
     results_ready: Option<EngineEvent>,
     end: End,
+    timed: Option<Timed>,
     succeeded: AtomicBool,
     resources: Mutex<Resources>,
 }
@@ -107,6 +109,9 @@ impl Completion for Operation {
     /// The engine says that the operation is done.
     fn complete(&self, succeeded: bool) {
         self.succeeded.store(succeeded, Ordering::Relaxed);
+        if let Some(timed) = &self.timed {
+            timed.end();
+        }
         self.end.come(|| self.release_memory());
     }
 }
@@ -153,15 +158,24 @@ pub struct InFlight {
     stranded: Mutex<Vec<Resources>>,
     /// Operations, deferred buffers and unfenced resources, together.
     count: AtomicUsize,
+    /// When the last of its timed operations ended.
+    pub last_end: LastEnd,
 }
 
 impl InFlight {
     /// Keeps `resources` until `event`; the results are defined when `results_ready` is.
-    pub fn track(&self, event: &EngineEvent, results_ready: Option<EngineEvent>, resources: Resources) {
+    pub fn track(&self, event: &EngineEvent, results_ready: Option<EngineEvent>, mut resources: Resources) {
         self.count.fetch_add(1, Ordering::Release);
+        let timed = resources.timed.take();
         let (succeeded, resources) = (AtomicBool::new(false), Mutex::new(resources));
-        let operation =
-            self.queue.push(|end| Operation { engine: event.engine(), results_ready, end, succeeded, resources });
+        let operation = self.queue.push(|end| Operation {
+            engine: event.engine(),
+            results_ready,
+            end,
+            timed,
+            succeeded,
+            resources,
+        });
         event.notify(operation);
     }
 

@@ -9,6 +9,7 @@ use crate::{
     runtime::{
         buffer::{Buffer, Recycled, usage::User},
         device_memory::{Allocation, ScratchReservation},
+        dispatch::Timed,
     },
 };
 
@@ -33,6 +34,8 @@ pub struct Resources {
     pub consumed: Consumed,
     /// The execute context, which the program may still read.
     pub context: Option<Arc<dyn Any + Send + Sync>>,
+    /// Who is told how long it took.
+    pub timed: Option<Timed>,
 }
 
 impl Resources {
