@@ -153,7 +153,10 @@ pub fn collect(launch: &mut Launch<'_>, index: usize, event: Option<EngineEvent>
         _ => (Definition::Defined, None),
     };
     if let Some(began) = began.filter(|_| !writing.is_pending()) {
-        loaded.program.dispatch.note_inline(began.elapsed());
+        match launch.is_held_back {
+            true => loaded.timed(began).end(),
+            false => loaded.program.dispatch.note_inline(began.elapsed()),
+        }
     }
     // Asked before the outputs are wrapped.
     let ready = if writing.is_pending() && behind.is_none() { large_result(loaded, &outputs) } else { None };

@@ -70,6 +70,8 @@ pub struct Launch<'a> {
     pub is_over: bool,
     /// When the engine was called, where its time says which thread is to run the program.
     pub began: Option<Instant>,
+    /// Whether something kept the program out of the caller's thread.
+    pub is_held_back: bool,
     /// How many handles the engine is passed for each device: the arguments, then the destinations.
     width: usize,
     /// The Python code that calls it, where that is recorded.
@@ -88,6 +90,7 @@ impl<'a> Launch<'a> {
             may_fail: true,
             is_over: false,
             began: None,
+            is_held_back: false,
             width,
             stack: stacks::current(),
         }
@@ -265,7 +268,7 @@ impl<'a> Launch<'a> {
             return SmallVec::new();
         }
         let dependencies = if loaded.program.dispatch.is_inline() { SmallVec::new() } else { self.dependencies(empty) };
-        self.began = Some(Instant::now());
+        (self.began, self.is_held_back) = (Some(Instant::now()), !dependencies.is_empty());
         dependencies
     }
 
@@ -273,10 +276,6 @@ impl<'a> Launch<'a> {
     #[cold]
     fn dependencies(&mut self, empty: &EmptyProgram) -> SmallVec<[Dependency; 1]> {
         let client = &self.call.loaded.client;
-        // A callback that waits for its program runs on this thread, or on one that this one waits for.
-        if client.allocator.callbacks_under_way.load(Ordering::Relaxed) != 0 {
-            return SmallVec::new();
-        }
         let is_alone = self.devices.len() == 1;
         let held =
             self.devices.iter_mut().filter_map(|launch| match (launch.destinations.first_mut(), launch.device) {
