@@ -8,7 +8,7 @@
 //!   first execution, engine ---> caller's thread ---> engine's threads ------------------> caller's thread
 //! ```
 //!
-//! A time is short, or long, by [`LONG`]. Of an execution that waits for others only the end is known, so its time is
+//! A time is short, or long, by half a millisecond. Of an execution that waits for others only the end is known, so its time is
 //! too long rather than too short, and only short ones count. A program that is long now and then waits for more short
 //! times each time: what it costs its caller is bounded by what it saves.
 //!
