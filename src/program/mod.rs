@@ -39,6 +39,6 @@ pub use memories::{HostMemory, Unbound, without_annotations};
 pub use reject::Reject;
 pub use rewrite::{Placement, Policy, Rewritten, Skip, add_destinations};
 pub use signature::{
-    Donation, Parameter, ParameterIndex, ResultIndex, Signature, has_host_callbacks, inspect, names_one,
+    Donation, Parameter, ParameterIndex, ResultIndex, Signature, has_host_callbacks, inspect, is_cheap_text, names_one,
 };
 pub use vhlo::{ElementType, ValueType};

@@ -102,6 +102,19 @@ pub fn names_one(artifact: &[u8], asked: impl Fn(&[u8]) -> bool) -> bool {
         && Program::find(&artifact).is_ok_and(|program| program.signature(&artifact.tables).partitions > 1)
 }
 
+/// Whether a program in the form of text computes nothing besides its custom calls: [`Signature::is_cheap`] for what is
+/// no artifact. No for what names no operation. Linear in the input.
+pub fn is_cheap_text(program: &[u8]) -> bool {
+    const DIALECT: &[u8] = b"stablehlo.";
+    let starts = (0..program.len()).filter(|&at| program[at..].starts_with(DIALECT));
+    let mut names = starts.map(|at| {
+        let name = &program[at + DIALECT.len()..];
+        let end = name.iter().position(|&byte| !(byte.is_ascii_alphanumeric() || byte == b'_'));
+        &name[..end.unwrap_or(name.len())]
+    });
+    names.next().is_some_and(|first| !computes(first)) && !names.any(computes)
+}
+
 fn has_custom_calls(text: &[u8]) -> bool {
     text.windows(b"custom_call".len()).any(|part| part == b"custom_call")
 }
@@ -109,7 +122,8 @@ fn has_custom_calls(text: &[u8]) -> bool {
 /// The elements of all parameters and results up to which a program is cheap whatever it computes.
 const FEW_ELEMENTS: u64 = 100;
 
-/// Whether an operation of this name computes: not one that calls, moves or names what is there.
+/// Whether an operation of this name, with or without a version, computes: not one that calls, moves or names what is
+/// there.
 fn computes(name: &[u8]) -> bool {
     let version = name.iter().rposition(|&byte| byte == b'_').unwrap_or(name.len());
     let moves: [&[u8]; 16] = [
@@ -130,7 +144,7 @@ fn computes(name: &[u8]) -> bool {
         b"slice",
         b"concatenate",
     ];
-    !moves.contains(&&name[..version])
+    !moves.contains(&name) && !moves.contains(&&name[..version])
 }
 
 /// The kind of memory that a parameter or result is bound to (`mhlo.memory_kind`).
@@ -492,6 +506,13 @@ mod tests {
         for name in ["add_v1", "dot_general_v2", "while_v1", "case_v1", "convert_v1", "", "_v1"] {
             assert!(computes(name.as_bytes()), "{name}");
         }
+    }
+
+    #[test]
+    fn a_text_is_cheap_if_all_that_it_names_only_moves() {
+        assert!(is_cheap_text(b"%0 = stablehlo.custom_call @f(%x) ... %1 = stablehlo.reshape"));
+        assert!(!is_cheap_text(b"%0 = stablehlo.custom_call @f(%x) ... %1 = stablehlo.add %0, %0"));
+        assert!(!is_cheap_text(b"stablehlo.") && !is_cheap_text(b"ML\xefR stablehlo") && !is_cheap_text(b""));
     }
 
     /// The index is used unchecked from there on.

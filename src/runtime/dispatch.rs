@@ -14,8 +14,7 @@
 //!
 //! A program with a custom call may fail while it runs. In the caller's thread Execute gives the error, elsewhere the
 //! results have it. So that it is always the same, nothing is measured there: it is where XLA has it on JAX's own CPU
-//! backend, as far as the program can be read. One that cannot be read is first executed in the caller's thread, because
-//! a small one may have called back into this library before it is over.
+//! backend, as far as the program can be read.
 
 use std::{
     sync::{
@@ -41,9 +40,9 @@ pub struct Dispatch {
 }
 
 impl Dispatch {
-    /// Of a program whose times decide. `inline` says that it is first executed in the caller's thread.
-    pub fn measured(inline: bool) -> Self {
-        Self { credit: AtomicI32::new(i32::from(inline)), is_measured: true }
+    /// Of a program whose times decide.
+    pub fn measured() -> Self {
+        Self { credit: AtomicI32::new(0), is_measured: true }
     }
 
     /// Of a program that the caller's thread always runs, or never.
@@ -123,7 +122,7 @@ mod tests {
 
     #[test]
     fn a_short_program_runs_in_the_callers_thread_from_its_second_execution_on() {
-        let program = Dispatch::measured(false);
+        let program = Dispatch::measured();
         assert!(!program.is_inline(), "nothing is known of it");
         program.note_asynchronous(SHORT);
         assert!(program.is_inline());
@@ -134,14 +133,14 @@ mod tests {
 
     #[test]
     fn a_long_program_never_does() {
-        let program = Dispatch::measured(false);
+        let program = Dispatch::measured();
         (0..1000).for_each(|_| program.note_asynchronous(LONG));
         assert!(!program.is_inline());
     }
 
     #[test]
     fn a_program_that_becomes_long_leaves_and_comes_back() {
-        let program = Dispatch::measured(false);
+        let program = Dispatch::measured();
         program.note_asynchronous(SHORT);
         program.note_inline(10 * LONG);
         assert!(!program.is_inline());
@@ -180,7 +179,7 @@ mod tests {
 
     #[test]
     fn the_wait_for_the_one_before_is_no_time_of_its_own() {
-        let program = Arc::new(Dispatch::measured(false));
+        let program = Arc::new(Dispatch::measured());
         let (last_end, long_ago) = (LastEnd::default(), Instant::now());
         let timed = |last_end| Timed { program: Arc::clone(&program), began: long_ago, last_end };
         std::thread::sleep(LONG);

@@ -209,6 +209,7 @@ fn compile_code<T>(
     let executable = compile(&original, &polished(client.session.engine, options))?;
     let plan = planned.unwrap_or_else(|reason| Plan {
         host_callbacks: program::has_host_callbacks(code),
+        is_cheap: program::is_cheap_text(code),
         ..Plan::unmodified(reason)
     });
     match done(executable, Plan { bound, ..plan })? {

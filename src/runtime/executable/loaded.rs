@@ -210,10 +210,10 @@ impl Program {
         }
         Ok(Self {
             client,
-            dispatch: Arc::new(match plan.arguments {
-                Some(_) if plan.needs_no_context => Dispatch::measured(false),
-                Some(_) => Dispatch::fixed(plan.is_cheap),
-                None => Dispatch::measured(true),
+            dispatch: Arc::new(if plan.needs_no_context {
+                Dispatch::measured()
+            } else {
+                Dispatch::fixed(plan.is_cheap)
             }),
             plan,
             origin_ids: ORIGINS.of_results(&name, &results),
