@@ -139,7 +139,7 @@ impl Entry for sys::PJRT_Client_Destroy_Args {
             loaded.nested_executables.end(client.session.engine);
         }
         client.nested.end();
-        if let Some(empty) = &client.session.empty_program {
+        if let Some(empty) = &client.empty_program {
             empty.end(client.session.engine);
         }
         client.session.close();

@@ -9,7 +9,6 @@ use std::{
 use crate::{
     engine::{
         Engine, Live, Raw,
-        asynchronous::EmptyProgram,
         views::{AliasableTypes, ViewKind},
     },
     error::{Error, Result},
@@ -31,8 +30,6 @@ pub struct Session {
     pub aliasable: AliasableTypes,
     /// Whether the engine does the executions of a device one after another.
     pub orders_executions: bool,
-    /// Where the engine runs programs in the caller's thread: what keeps long ones out of it.
-    pub empty_program: Option<EmptyProgram>,
     open: AtomicBool,
     /// The process that has it.
     generation: u32,
@@ -51,13 +48,10 @@ impl Session {
         handle: Raw<sys::PJRT_Client>,
         (view_kind, aliasable): (ViewKind, AliasableTypes),
         orders_executions: bool,
-        inline: bool,
     ) -> &'static Self {
         let open = AtomicBool::new(true);
         let generation = fork::generation();
-        let empty_program = inline.then(EmptyProgram::default);
-        let session = Self { engine, handle, view_kind, aliasable, orders_executions, empty_program, open, generation };
-        Box::leak(Box::new(session))
+        Box::leak(Box::new(Self { engine, handle, view_kind, aliasable, orders_executions, open, generation }))
     }
 
     /// Whether an array can lie in an arena. One without elements has no bytes, and stays the engine's: on a GPU it has to

@@ -23,7 +23,9 @@ use crate::{
         host,
     },
     engine::{
-        Engine, Live, Outcome, Raw, process,
+        Engine, Live, Outcome, Raw,
+        asynchronous::EmptyProgram,
+        process,
         session::Session,
         views::{self, AliasableTypes, ClientMemory, ViewKind},
     },
@@ -94,8 +96,10 @@ pub fn open_devices(
     let version = format!("pjrt-arena {}\n{}", env!("CARGO_PKG_VERSION"), shown.version);
     let version = CString::new(version.replace('\0', " ")).unwrap_or_default();
     let orders_executions = vendor_of(process::kind()).is_some();
-    let session = Session::new(client.engine(), Raw(client.raw()), (view_kind, aliasable), orders_executions, inline);
-    Ok(Arc::new(Client::new(session, settings, devices, version, on_exhausted)))
+    let session = Session::new(client.engine(), Raw(client.raw()), (view_kind, aliasable), orders_executions);
+    let mut client = Client::new(session, settings, devices, version, on_exhausted);
+    client.empty_program = inline.then(EmptyProgram::default);
+    Ok(Arc::new(client))
 }
 
 /// What the engine's client shows of itself.

@@ -263,7 +263,7 @@ impl<'a> Launch<'a> {
     #[inline]
     fn hold_back(&mut self) -> SmallVec<[Dependency; 1]> {
         let loaded = self.call.loaded;
-        let Some(empty) = &loaded.client.session.empty_program else { return SmallVec::new() };
+        let Some(empty) = &loaded.client.empty_program else { return SmallVec::new() };
         if self.is_waited_for() {
             return SmallVec::new();
         }
