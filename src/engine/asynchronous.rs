@@ -19,6 +19,7 @@ use once_cell::sync::OnceCell;
 use crate::{
     engine::{
         Engine, EngineBuffer, EngineError, Live, Open, Raw, Session,
+        executables::compile_text,
         failure::discard,
         order,
         views::{Array, ClientMemory, HostBytes, OwnedBuffer, from_host},
@@ -86,7 +87,7 @@ impl EngineBuffer {
     /// Has the programs that are passed this buffer from here on wait for what is given back.
     ///
     /// # Errors
-    /// The engine's, or that the client is gone; the buffer is as it was then.
+    /// The engine's, or that the client is gone; the buffer is as it was then, unless the engine threw.
     pub fn hold_back(&mut self) -> Result<Dependency, EngineError> {
         let (waiting, dependency) = Dependency::of(self.live()?)?;
         // SAFETY: the buffer is a new one of the same client, and nobody else's.
@@ -120,7 +121,7 @@ impl EmptyProgram {
         static BYTE: Byte = Byte(0);
         let open = session.open().map_err(EngineError::Own)?;
         let engine = open.engine;
-        let executable = self.0.get_or_try_init(|| compile(open))?.0;
+        let executable = self.loaded(open)?.0;
         let address = (&raw const BYTE.0).expose_provenance();
         // SAFETY: the memory is the client's, as this function asks, and the client is open. The byte is aligned, and
         // there for ever; nobody writes to it. The buffer that waits is new.
@@ -153,39 +154,33 @@ impl EmptyProgram {
         Ok(dependency)
     }
 
+    /// The program, compiled now if it was not yet.
+    ///
+    /// # Errors
+    /// The engine's.
+    fn loaded(&self, open: Open) -> Result<Raw<sys::PJRT_LoadedExecutable>, EngineError> {
+        if let Some(&known) = self.0.get() {
+            return Ok(known);
+        }
+        // No lock is held while the engine compiles, so another thread may be faster.
+        let made = compile_text(open.client(), PROGRAM, &OPTIONS)?;
+        if self.0.set(made).is_err() {
+            destroy(open.engine, made);
+        }
+        Ok(self.0.get().copied().unwrap_or(made))
+    }
+
     /// Destroys the program, before the client is destroyed.
     pub fn end(&self, engine: &'static Engine) {
-        if let Some(executable) = self.0.get() {
-            let args = sys::PJRT_LoadedExecutable_Destroy_Args { executable: executable.0, ..Default::default() };
-            // SAFETY: executable and client are alive, and no call is under way that could need it.
-            discard(unsafe { engine.call(args) }, "destroy its empty program");
+        if let Some(&executable) = self.0.get() {
+            destroy(engine, executable);
         }
     }
 }
 
-/// Compiles the empty program.
-///
-/// # Errors
-/// The engine's.
-fn compile(open: Open) -> Result<Raw<sys::PJRT_LoadedExecutable>, EngineError> {
-    let format = "mlir";
-    let mut program = sys::PJRT_Program {
-        struct_size: size_of::<sys::PJRT_Program>(),
-        code: PROGRAM.as_ptr().cast_mut().cast(),
-        code_size: PROGRAM.len(),
-        format: format.as_ptr().cast(),
-        format_size: format.len(),
-        ..Default::default()
-    };
-    // SAFETY: the client is open, and texts and options outlive the call. The executable is new.
-    let compiled = unsafe {
-        open.engine.call(sys::PJRT_Client_Compile_Args {
-            client: open.client().raw(),
-            program: &raw mut program,
-            compile_options: OPTIONS.as_ptr().cast(),
-            compile_options_size: OPTIONS.len(),
-            ..Default::default()
-        })?
-    };
-    Ok(Raw(compiled.executable))
+/// Destroys an empty program that no call uses any more.
+fn destroy(engine: &'static Engine, executable: Raw<sys::PJRT_LoadedExecutable>) {
+    let args = sys::PJRT_LoadedExecutable_Destroy_Args { executable: executable.0, ..Default::default() };
+    // SAFETY: executable and client are alive, and this is its end.
+    discard(unsafe { engine.call(args) }, "destroy its empty program");
 }

@@ -8,9 +8,9 @@
 //!   first execution, engine ---> caller's thread ---> engine's threads ------------------> caller's thread
 //! ```
 //!
-//! A time is short, or long, by half a millisecond. Of an execution that waits for others only the end is known, so its time is
-//! too long rather than too short, and only short ones count. A program that is long now and then waits for more short
-//! times each time: what it costs its caller is bounded by what it saves.
+//! A time is short, or long, by half a millisecond. Of an execution that waits for others only the end is known, so its
+//! time is too long rather than too short, and only short ones count. A program that is long now and then waits for more
+//! short times each time: what it costs its caller is bounded by what it saves.
 //!
 //! A program with a custom call may fail while it runs. In the caller's thread Execute gives the error, elsewhere the
 //! results have it. So that it is always the same, nothing is measured there: it is where XLA has it on JAX's own CPU
@@ -26,6 +26,15 @@ use std::{
 
 /// From here on a time is long.
 const LONG: Duration = Duration::from_micros(500);
+/// Where a program was executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Thread {
+    /// In the caller's thread, unless it had to wait for something.
+    Callers,
+    /// On one of the engine's.
+    Engines,
+}
+
 /// What a long time in the caller's thread costs, in short ones.
 const PRICE: i32 = 16;
 /// The most that short times count, and long ones.

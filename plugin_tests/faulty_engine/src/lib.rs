@@ -9,7 +9,7 @@
 //!    faults    what is armed, and the calls of each function
 //!    live      the handles that the engine has given and not been asked to destroy
 //!    error     errors of this library, with a text that tests know
-//!    event     events of this library, which have happened with such an error
+//!    event     events of this library, which happen with such an error when the engine's do
 //!    throws    C++ exceptions
 //!         |
 //!  the engine that FAULTY_ENGINE_BEHIND names

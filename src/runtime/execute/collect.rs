@@ -12,6 +12,7 @@ use crate::{
     runtime::{
         buffer::usage::{Definition, User},
         device_memory::Allocation,
+        dispatch::Thread,
         executable::loaded::Origin,
         execute::{
             argument::Argument,
@@ -152,11 +153,11 @@ pub fn collect(launch: &mut Launch<'_>, index: usize, event: Option<EngineEvent>
         },
         _ => (Definition::Defined, None),
     };
-    if let Some(began) = began.filter(|_| !writing.is_pending()) {
-        match launch.is_held_back {
-            true => loaded.timed(began).end(),
-            false => loaded.program.dispatch.note_inline(began.elapsed()),
-        }
+    match began {
+        _ if writing.is_pending() => {}
+        Some((began, Thread::Callers)) => loaded.program.dispatch.note_inline(began.elapsed()),
+        Some((began, Thread::Engines)) => loaded.timed(began).end(),
+        None => {}
     }
     // Asked before the outputs are wrapped.
     let ready = if writing.is_pending() && behind.is_none() { large_result(loaded, &outputs) } else { None };
@@ -167,7 +168,7 @@ pub fn collect(launch: &mut Launch<'_>, index: usize, event: Option<EngineEvent>
             let user = User::Execution;
             let mut resources = Resources { user, consumed, leftovers, context: context(call), ..Resources::default() };
             resources.scratch = device.scratch.take();
-            resources.timed = began.map(|began| loaded.timed(began));
+            resources.timed = began.map(|(began, _)| loaded.timed(began));
             resources.buffers.extend(device.arguments.iter_mut().filter_map(|argument| argument.into_operation()));
             resources.results.extend(results.iter().map(Arc::clone));
             match behind {

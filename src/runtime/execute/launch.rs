@@ -20,6 +20,7 @@ use crate::{
     report::stacks::StackId,
     runtime::{
         allocator::{reclaim::WaitPolicy, spill},
+        dispatch::Thread,
         execute::{
             call::{Call, Outputs},
             device_launch::DeviceLaunch,
@@ -66,12 +67,10 @@ pub struct Launch<'a> {
     pub nested: Option<Box<NestedRun<'a>>>,
     /// Whether its programs may fail yet, once the engine has accepted them.
     pub may_fail: bool,
-    /// Whether its programs have ended, though it failed.
+    /// Whether its programs have ended or never began, though it failed.
     pub is_over: bool,
-    /// When the engine was called, where its time says which thread is to run the program.
-    pub began: Option<Instant>,
-    /// Whether something kept the program out of the caller's thread.
-    pub is_held_back: bool,
+    /// When the engine was called, and where it runs the program, if that can be chosen.
+    pub began: Option<(Instant, Thread)>,
     /// How many handles the engine is passed for each device: the arguments, then the destinations.
     width: usize,
     /// The Python code that calls it, where that is recorded.
@@ -90,7 +89,6 @@ impl<'a> Launch<'a> {
             may_fail: true,
             is_over: false,
             began: None,
-            is_held_back: false,
             width,
             stack: stacks::current(),
         }
@@ -260,21 +258,29 @@ impl<'a> Launch<'a> {
 
     /// Keeps a program out of the caller's thread that is long, or of which nothing is known yet, until what is given
     /// back is dropped. One that is waited for may run anywhere.
+    ///
+    /// # Errors
+    /// As [`Self::dependencies`].
     #[inline]
-    fn hold_back(&mut self) -> SmallVec<[Dependency; 1]> {
+    fn hold_back(&mut self) -> Result<SmallVec<[Dependency; 1]>, EngineError> {
         let loaded = self.call.loaded;
-        let Some(empty) = &loaded.client.empty_program else { return SmallVec::new() };
+        let Some(empty) = &loaded.client.empty_program else { return Ok(SmallVec::new()) };
         if self.is_waited_for() {
-            return SmallVec::new();
+            return Ok(SmallVec::new());
         }
-        let dependencies = if loaded.program.dispatch.is_inline() { SmallVec::new() } else { self.dependencies(empty) };
-        (self.began, self.is_held_back) = (Some(Instant::now()), !dependencies.is_empty());
-        dependencies
+        let dependencies =
+            if loaded.program.dispatch.is_inline() { SmallVec::new() } else { self.dependencies(empty)? };
+        let thread = if dependencies.is_empty() { Thread::Callers } else { Thread::Engines };
+        self.began = Some((Instant::now(), thread));
+        Ok(dependencies)
     }
 
     /// What keeps the program out of the caller's thread; one that nothing keeps runs there.
+    ///
+    /// # Errors
+    /// An exception of the engine's: it may have used a destination up.
     #[cold]
-    fn dependencies(&mut self, empty: &EmptyProgram) -> SmallVec<[Dependency; 1]> {
+    fn dependencies(&mut self, empty: &EmptyProgram) -> Result<SmallVec<[Dependency; 1]>, EngineError> {
         let client = &self.call.loaded.client;
         let is_alone = self.devices.len() == 1;
         let held =
@@ -287,19 +293,25 @@ impl<'a> Launch<'a> {
                 // Programs of several devices do not wait for the one before (engine behaviour T44).
                 _ => None,
             });
-        let warn = |error: &EngineError| log::warn!("a program runs in its caller's thread: {}", error.message());
-        held.filter_map(|dependency| dependency.inspect_err(warn).ok()).collect()
+        let refused = |outcome: Result<Dependency, EngineError>| match outcome {
+            Err(error) if !error.is_exception() => {
+                log::warn!("a program runs in its caller's thread: {}", error.message());
+                None
+            }
+            outcome => Some(outcome),
+        };
+        held.filter_map(refused).collect()
     }
 
     /// Calls the engine, and waits for a program that calls back into the host.
     ///
     /// # Errors
-    /// The engine's, or the program's if it calls back; its results are destroyed then.
+    /// The engine's, or the program's if it calls back; its results are destroyed then. As [`Self::hold_back`].
     #[inline]
     pub fn start(&mut self) -> Result<Started<'a>, EngineError> {
         let Call { args, loaded, options, .. } = self.call;
         let engine = loaded.client.session.engine;
-        let dependencies = self.hold_back();
+        let dependencies = self.hold_back().inspect_err(|_| self.is_over = true)?;
         let mut handles: SmallVec<[*mut sys::PJRT_Buffer; 16]> = SmallVec::new();
         for device in &self.devices {
             handles.extend(device.arguments.iter().map(|argument| argument.raw()));
