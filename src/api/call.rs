@@ -238,6 +238,8 @@ engine_handles! {
     PJRT_Executable_Serialize_Args
     PJRT_LoadedExecutable_Destroy_Args
     PJRT_LoadedExecutable_GetExecutable_Args
+    PJRT_Layouts_MemoryLayout_Destroy_Args
+    PJRT_Layouts_MemoryLayout_Serialize_Args
     PJRT_Layouts_PJRT_Executable_GetParameterLayouts_Args
     PJRT_Shardings_PJRT_Executable_ParameterShardings_Args
     PJRT_FFI_Type_Register_Args

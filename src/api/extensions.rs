@@ -134,6 +134,8 @@ fn patch(words: &mut [*mut c_void], base: sys::PJRT_Extension_Base) {
     }
     match base.type_ {
         sys::PJRT_Extension_Type_Layouts => replace!(PJRT_Layouts_Extension,
+            PJRT_Layouts_MemoryLayout_Destroy => PJRT_Layouts_MemoryLayout_Destroy_Args,
+            PJRT_Layouts_MemoryLayout_Serialize => PJRT_Layouts_MemoryLayout_Serialize_Args,
             PJRT_Layouts_PJRT_Buffer_MemoryLayout => PJRT_Layouts_PJRT_Buffer_MemoryLayout_Args,
             PJRT_Layouts_PJRT_Executable_GetParameterLayouts =>
                 PJRT_Layouts_PJRT_Executable_GetParameterLayouts_Args),
@@ -163,32 +165,13 @@ macro_rules! originals {
 }
 
 originals! {
+    PJRT_Layouts_MemoryLayout_Destroy_Args: layouts.PJRT_Layouts_MemoryLayout_Destroy;
+    PJRT_Layouts_MemoryLayout_Serialize_Args: layouts.PJRT_Layouts_MemoryLayout_Serialize;
     PJRT_Layouts_PJRT_Buffer_MemoryLayout_Args: layouts.PJRT_Layouts_PJRT_Buffer_MemoryLayout;
     PJRT_Layouts_PJRT_Executable_GetParameterLayouts_Args: layouts.PJRT_Layouts_PJRT_Executable_GetParameterLayouts;
     PJRT_Shardings_PJRT_Executable_ParameterShardings_Args: shardings.PJRT_Shardings_PJRT_Executable_ParameterShardings;
     PJRT_Wait_Until_Buffer_Ready_On_Stream_Args: stream.wait_stream;
     PJRT_FFI_Type_Register_Args: ffi.type_register;
-}
-
-impl Entry for sys::PJRT_Layouts_PJRT_Buffer_MemoryLayout_Args {
-    fn run(call: Call<'_, Self>) -> Outcome {
-        let buffer = call.buffer()?;
-        let (theirs, out) = call.forward_for(&buffer.hold()?)?;
-        out.layout = theirs.layout;
-        Ok(())
-    }
-}
-
-impl Entry for sys::PJRT_Layouts_PJRT_Executable_GetParameterLayouts_Args {
-    fn run(call: Call<'_, Self>) -> Outcome {
-        call.required(call.executable, "executable")?;
-        let (theirs, out) = call.forward();
-        *out = theirs?;
-        if let Some(program) = EXECUTABLES.get(out.executable) {
-            out.num_parameters = program.visible(out.num_parameters);
-        }
-        Ok(())
-    }
 }
 
 impl Entry for sys::PJRT_Shardings_PJRT_Executable_ParameterShardings_Args {

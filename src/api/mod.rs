@@ -14,7 +14,8 @@
 //!  async_transfer.rs, transfer_manager.rs   arrays from the host, in pieces
 //!  compile.rs, executable.rs, output_kinds.rs, cost.rs   compilation, and what an executable says of its program
 //!  execute.rs      PJRT_LoadedExecutable_Execute
-//!  extensions.rs   the engine's extensions, rebuilt; ffi.rs, partitioners.rs, profiler.rs: extensions of pjrt-arena
+//!  extensions.rs   the engine's extensions, rebuilt; layouts.rs: the layouts of arrays; ffi.rs, partitioners.rs,
+//!                  profiler.rs: extensions of pjrt-arena
 //!  control/        pjrt_arena_*: what PJRT has no function for; text.rs: the texts that they take and return
 //! ```
 //!
@@ -40,6 +41,7 @@ pub mod execute;
 pub mod extensions;
 pub mod ffi;
 pub mod host;
+pub mod layouts;
 pub mod output_kinds;
 pub mod own_error;
 pub mod owned;

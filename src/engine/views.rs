@@ -283,6 +283,25 @@ pub fn end(buffer: Live<'_, sys::PJRT_Buffer>) {
     discard(buffer.ask::<sys::PJRT_Buffer_Delete_Args>(), "delete a buffer");
 }
 
+/// Tells the engine that outsiders hold the address of a buffer's memory (`true`), or that none does any more.
+///
+/// # Errors
+/// The engine's; it knows what it knew before then.
+///
+/// # Safety
+/// No other thread may tell it of the same buffer at once (engine behaviour T41).
+pub unsafe fn set_referenced(buffer: Live<'_, sys::PJRT_Buffer>, referenced: bool) -> Result<(), EngineError> {
+    let (engine, buffer) = (buffer.engine(), buffer.raw());
+    // SAFETY: the buffer is alive, and this thread is the only one that tells of it, as this function asks.
+    unsafe {
+        if referenced {
+            engine.call(sys::PJRT_Buffer_IncreaseExternalReferenceCount_Args { buffer, ..Default::default() }).map(drop)
+        } else {
+            engine.call(sys::PJRT_Buffer_DecreaseExternalReferenceCount_Args { buffer, ..Default::default() }).map(drop)
+        }
+    }
+}
+
 /// The address of a buffer's memory; 0 for one without memory.
 ///
 /// # Errors

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, mem::offset_of};
 
-use plugin_tests::{Code, Plugin, Value, args, call, ffi::FFI_EXTENSION, plugin, sys};
+use plugin_tests::{Buffer, Code, Plugin, Value, args, call, ffi::FFI_EXTENSION, plugin, sys};
 
 use crate::{engine, shared};
 
@@ -203,6 +203,16 @@ fn c34_layouts_extension_describes_a_buffer() {
         delete: Option<unsafe extern "C" fn(*mut u8)>,
     }
     #[repr(C)]
+    struct Default {
+        size: usize,
+        extension: usize,
+        client: *mut sys::PJRT_Client,
+        element_type: sys::PJRT_Buffer_Type,
+        dims: *const i64,
+        num_dims: usize,
+        layout: *mut u8,
+    }
+    #[repr(C)]
     struct OfBuffer {
         size: usize,
         extension: usize,
@@ -214,30 +224,54 @@ fn c34_layouts_extension_describes_a_buffer() {
         base: [usize; 3],
         destroy: unsafe extern "C" fn(*mut Destroy) -> *mut sys::PJRT_Error,
         serialize: unsafe extern "C" fn(*mut Serialize) -> *mut sys::PJRT_Error,
-        default: usize,
+        default: unsafe extern "C" fn(*mut Default) -> *mut sys::PJRT_Error,
         of_buffer: unsafe extern "C" fn(*mut OfBuffer) -> *mut sys::PJRT_Error,
     }
-    let buffer = shared().put(&[1f32; 6], &[2, 3]).unwrap();
-    let plugin = plugin();
+    let (client, plugin) = (shared(), plugin());
     // SAFETY: the node's type is known; the structs above are its own.
-    unsafe {
-        let layouts = &*plugin.extension(LAYOUTS_EXTENSION).cast::<Layouts>();
-        let mut of =
-            OfBuffer { size: size_of::<OfBuffer>(), extension: 0, buffer: buffer.raw(), layout: std::ptr::null_mut() };
-        plugin.check((layouts.of_buffer)(&mut of)).unwrap();
+    let layouts = unsafe { &*plugin.extension(LAYOUTS_EXTENSION).cast::<Layouts>() };
+    let text_of = |layout: *mut u8| {
         let mut text = Serialize {
             size: size_of::<Serialize>(),
             extension: 0,
-            layout: of.layout,
+            layout,
             bytes: std::ptr::null(),
             len: 0,
             owner: std::ptr::null_mut(),
             delete: None,
         };
-        plugin.check((layouts.serialize)(&mut text)).unwrap();
-        assert!(text.len > 0, "a serialised layout has bytes");
-        text.delete.expect("a deleter")(text.owner);
-        let mut destroy = Destroy { size: size_of::<Destroy>(), extension: 0, layout: of.layout };
-        plugin.check((layouts.destroy)(&mut destroy)).unwrap();
+        // SAFETY: as above; the layout is alive, and destroyed once, after its text was copied.
+        unsafe {
+            plugin.check((layouts.serialize)(&mut text)).unwrap();
+            let copy = std::slice::from_raw_parts(text.bytes, text.len).to_vec();
+            text.delete.expect("a deleter")(text.owner);
+            let mut destroy = Destroy { size: size_of::<Destroy>(), extension: 0, layout };
+            plugin.check((layouts.destroy)(&mut destroy)).unwrap();
+            String::from_utf8(copy).expect("a text")
+        }
+    };
+    let of_buffer = |buffer: &Buffer| {
+        let mut of =
+            OfBuffer { size: size_of::<OfBuffer>(), extension: 0, buffer: buffer.raw(), layout: std::ptr::null_mut() };
+        // SAFETY: as above; the buffer is alive.
+        unsafe { plugin.check((layouts.of_buffer)(&mut of)).unwrap() };
+        text_of(of.layout)
+    };
+    // More dimensions than any constant of pjrt-arena has.
+    for rank in 0..=10_usize {
+        let dims = vec![2_i64; rank];
+        let mut default = Default {
+            size: size_of::<Default>(),
+            extension: 0,
+            client: client.raw(),
+            element_type: sys::PJRT_Buffer_Type_F32,
+            dims: dims.as_ptr(),
+            num_dims: rank,
+            layout: std::ptr::null_mut(),
+        };
+        // SAFETY: as above; the client is alive, and the list as long as it says.
+        unsafe { plugin.check((layouts.default)(&mut default)).unwrap() };
+        let buffer = client.put(&vec![1_f32; 1 << rank], &dims).unwrap();
+        assert_eq!(of_buffer(&buffer), text_of(default.layout), "{rank} dimensions");
     }
 }

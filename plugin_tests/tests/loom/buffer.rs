@@ -3,7 +3,10 @@
 //! The bytes are two cells, of which one is the buffer's place at a time; the checker reports any access that races
 //! with the mover's.
 
-use crate::usage::{Life, Reader, Trust, Usage, User};
+use crate::{
+    sync::{Mutex, MutexGuard},
+    usage::{Life, Reader, State, Trust, Usage, User},
+};
 use loom::{cell::UnsafeCell, sync::Arc, thread};
 
 const CONTENTS: u32 = 42;
@@ -310,54 +313,119 @@ fn a_launch_finds_the_bytes_where_the_mover_has_put_them_after_the_copy() {
     });
 }
 
-/// The engine's list of those who refer to the buffer, which two threads may not change at once.
+/// What the engine knows of a buffer's outsiders, and whether a program has consumed it.
+#[derive(Default)]
+struct Known {
+    outsiders: i32,
+    is_consumed: bool,
+}
+
+/// A buffer that outsiders look at, and that a program is donated.
 struct Outsiders {
+    /// The engine's list of those who refer to the buffer, which two threads may not change at once.
     listed: UnsafeCell<i32>,
+    known: Mutex<Known>,
+    /// Outsiders that have the address at this moment.
+    looking: Mutex<i32>,
     usage: Usage<()>,
 }
 
 impl Outsiders {
-    fn tell(&self, change: i32) {
-        // SAFETY: the checker tracks every access and fails the test when two threads meet.
-        self.listed.with_mut(|listed| unsafe { *listed += change });
+    fn new() -> Self {
+        let (known, looking) = (Mutex::new(Known::default()), Mutex::new(0));
+        Self { listed: UnsafeCell::new(0), known, looking, usage: Usage::new(()) }
     }
 
-    /// What the first or another outsider does, and its end.
-    fn come_and_go(&self) {
-        let mut state = self.usage.lock_to_refer();
-        let first = !state.is_referenced();
-        if first {
-            state.begin_referring();
-            drop(state);
-            self.tell(1);
-            state = self.usage.lock();
+    /// Tells the engine that outsiders come, or go; whether it agrees. Others wait until [`Usage::end_referring`].
+    fn tell(&self, mut state: MutexGuard<'_, State<()>>, are_there: bool) -> bool {
+        state.begin_referring();
+        drop(state);
+        let mut known = self.known.lock();
+        let agrees = !are_there || !known.is_consumed;
+        if agrees {
+            known.outsiders += if are_there { 1 } else { -1 };
         }
+        drop(known);
+        // SAFETY: the checker tracks every access and fails the test when two threads meet.
+        self.listed.with_mut(|listed| unsafe { *listed += 1 });
+        if agrees {
+            self.usage.lock().end_telling(are_there);
+        }
+        agrees
+    }
+
+    /// What an outsider does, from its coming to its end.
+    fn come_and_go(&self) {
+        let state = self.usage.lock_to_refer();
+        if state.life() != Life::Live {
+            return;
+        }
+        let tells = !state.is_told() && state.has_pending_donation();
+        let mut state = if tells {
+            if !self.tell(state, true) {
+                drop(self.usage.end_referring());
+                return;
+            }
+            self.usage.lock()
+        } else {
+            state
+        };
         state.add_reference();
         drop(state);
-        if first {
+        if tells {
             drop(self.usage.end_referring());
         }
+        *self.looking.lock() += 1;
+        *self.looking.lock() -= 1;
         let mut state = self.usage.lock_to_refer();
         state.drop_reference().expect("it was added");
-        if !state.is_referenced() {
-            state.begin_referring();
-            drop(state);
-            self.tell(-1);
+        if state.is_told() && !state.is_referenced() {
+            assert!(self.tell(state, false));
             drop(self.usage.end_referring());
+        }
+    }
+
+    /// A call that is donated the buffer.
+    fn donate(&self) {
+        let mut state = self.usage.lock_for_donation().expect("nothing is lent");
+        state.begin_use(User::Execution);
+        let has_outsiders = state.is_referenced();
+        drop(state);
+        if has_outsiders {
+            let state = self.usage.lock_to_refer();
+            if state.is_referenced() && !state.is_told() {
+                assert!(self.tell(state, true), "only this call consumes it");
+                drop(self.usage.end_referring());
+            }
+        }
+        let mut known = self.known.lock();
+        known.is_consumed = known.outsiders == 0;
+        let is_consumed = known.is_consumed;
+        if is_consumed {
+            assert_eq!(*self.looking.lock(), 0, "the program writes where an outsider looks");
+        }
+        drop(known);
+        let mut state = self.usage.lock();
+        state.end_donation();
+        if is_consumed {
+            state.donate();
         }
     }
 }
 
 #[test]
-fn the_engine_is_told_of_outsiders_by_one_thread_at_a_time() {
-    crate::every_interleaving(None, || {
-        let world = Arc::new(Outsiders { listed: UnsafeCell::new(0), usage: Usage::new(()) });
-        let other = Arc::clone(&world);
-        let thread = thread::spawn(move || other.come_and_go());
-        world.come_and_go();
-        thread.join().unwrap();
+fn the_engine_is_told_of_outsiders_by_one_thread_at_a_time_and_before_it_decides_on_a_donation() {
+    crate::every_interleaving(Some(3), || {
+        let world = Arc::new(Outsiders::new());
+        let others: Vec<_> = (0..2)
+            .map(|_| {
+                let world = Arc::clone(&world);
+                thread::spawn(move || world.come_and_go())
+            })
+            .collect();
+        world.donate();
+        others.into_iter().for_each(|other| other.join().unwrap());
         assert!(!world.usage.lock().is_referenced());
-        // SAFETY: the other thread has ended.
-        world.listed.with(|listed| assert_eq!(unsafe { *listed }, 0));
+        assert_eq!(world.known.lock().outsiders, 0);
     });
 }

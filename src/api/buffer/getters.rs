@@ -4,7 +4,7 @@ use std::ptr;
 
 use crate::{
     api::{call::Call, entry::Entry},
-    engine::Outcome,
+    engine::{Outcome, views::ViewKind},
     runtime::{
         buffer::{layout, usage::Life},
         client,
@@ -103,6 +103,10 @@ impl Entry for sys::PJRT_Buffer_IsDeleted_Args {
 impl Entry for sys::PJRT_Buffer_IsOnCpu_Args {
     fn run(call: Call<'_, Self>) -> Outcome {
         let buffer = call.buffer()?;
+        if buffer.session.view_kind == ViewKind::Host && buffer.usage().peek(|body| body.storage.block().is_some()) {
+            call.out().is_on_cpu = true;
+            return Ok(());
+        }
         let (theirs, out) = call.forward_for(&buffer.hold()?)?;
         out.is_on_cpu = theirs.is_on_cpu;
         Ok(())

@@ -1,8 +1,8 @@
 //! Addresses given to outsiders: external references, which are released again, and pointers, which never are.
 //!
-//! References are counted here. The engine is told of the first one and of the end of the last, by one thread at a
-//! time: XLA:CPU answers the donation of a referenced buffer with a copy, and must know of the reference to do so (engine
-//! behaviour T11). Two threads at once would break its list of references, which has no lock (engine behaviour T41).
+//! References are counted here. The engine is told of them where it has to know (`runtime/buffer/pjrt_buffer/
+//! referring.rs`), by one thread at a time: two at once would break its list of references, which has no lock (engine
+//! behaviour T41).
 //!
 //! An outsider of a GPU's array reads it on the GPU: one that is spilled comes back first, if there is room.
 //!
@@ -128,36 +128,20 @@ fn expose_address(buffer: &Buffer) {
     drop(copy);
 }
 
-/// The engine is told of an outsider that comes or goes; others wait until this is dropped.
-struct Referring<'a>(&'a Buffer);
-
-impl Drop for Referring<'_> {
-    fn drop(&mut self) {
-        drop(self.0.usage().end_referring());
-    }
-}
-
 impl Entry for sys::PJRT_Buffer_IncreaseExternalReferenceCount_Args {
     fn run(call: Call<'_, Self>) -> Outcome {
         let buffer = call.buffer()?;
         let hold = hold_to_pin(buffer)?;
-        let mut state = buffer.usage().lock_to_refer();
-        let mut told = None;
-        if !state.is_referenced() {
-            state.begin_referring();
-            told = Some(Referring(hold.buffer()));
-            drop(state);
-            call.forward_for(&hold)?;
-            state = buffer.state();
-        }
-        let first = state.add_reference();
-        // An outsider may write to the bytes.
-        let copy = state.storage.forget_copy();
-        if let Some(allocation) = state.allocation().filter(|_| first) {
-            allocation.pin(MoveBarrier::Referenced);
-        }
-        drop(state);
-        drop((copy, told));
+        let copy = hold.buffer().add_outsider(|state| {
+            let first = state.add_reference();
+            if let Some(allocation) = state.allocation().filter(|_| first) {
+                allocation.pin(MoveBarrier::Referenced);
+            }
+            // An outsider may write to the bytes.
+            state.storage.forget_copy()
+        })?;
+        // Without the lock.
+        drop(copy);
         Ok(())
     }
 }
@@ -174,11 +158,8 @@ impl Entry for sys::PJRT_Buffer_DecreaseExternalReferenceCount_Args {
         if let Some(allocation) = state.allocation().filter(|_| last) {
             allocation.unpin();
         }
-        if let Some(hold) = hold.as_ref().filter(|_| !state.is_referenced()) {
-            state.begin_referring();
-            let _told = Referring(hold.buffer());
-            drop(state);
-            call.forward_for(hold)?;
+        if hold.is_some() {
+            buffer.get().tell_of_last(state)?;
         } else {
             drop(state);
         }

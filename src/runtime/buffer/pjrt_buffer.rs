@@ -37,6 +37,7 @@ use crate::{
 };
 
 mod ending;
+mod referring;
 
 /// XLA's words for using a buffer that was deleted or donated; JAX's users and tests know them.
 pub const GONE: &str = "Invalid buffer passed: buffer has been deleted or donated.";
@@ -335,7 +336,14 @@ impl Buffer {
         let Some(mut state) = self.usage().lock_for_donation() else { return Ok(None) };
         let handle = self.live_handle(&state).inspect_err(|_| state.end_donation())?;
         state.begin_use(user);
-        Ok(Some((handle, state.is_good())))
+        let (good, has_outsiders) = (state.is_good(), state.is_referenced());
+        drop(state);
+        if has_outsiders && let Err(error) = self.tell_before_donation() {
+            drop(self.end_donation(false, true));
+            self.end_use_for(user);
+            return Err(error.into());
+        }
+        Ok(Some((handle, good)))
     }
 
     /// Ends a call that may have `consumed` the buffer. Gives the memory then, unless the call `failed` and another

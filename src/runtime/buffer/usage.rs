@@ -6,7 +6,8 @@
 //!   copies > 0             so many of the users are copies by pjrt-arena, which the engine does not know of: it must
 //!                          not free the bytes
 //!   references > 0         outsiders hold the address until they release it: the bytes may not move
-//!   referring              the engine is being told of the first of them or of the last: other outsiders wait
+//!   told                   the engine knows of them
+//!   referring              the engine is being told of them, or of their end: other outsiders wait
 //!   address known          an outsider holds the address for ever: likewise
 //!   not defined            it is not known whether the bytes are good: likewise
 //!   may fail               a program that may fail has yet to write the bytes
@@ -94,8 +95,8 @@ impl<T> Usage<T> {
         Some(state).filter(|state| !state.moving && !state.referring)
     }
 
-    /// As [`Self::lock`], for an outsider that comes or goes: waits also while the engine is told of another one. Its
-    /// list of those who refer to a buffer has no lock of its own.
+    /// As [`Self::lock`], for an outsider that comes or goes: waits also while the engine is told of others. Its list of
+    /// those who refer to a buffer has no lock of its own.
     pub fn lock_to_refer(&self) -> MutexGuard<'_, State<T>> {
         let mut state = self.state.lock();
         while state.moving || state.referring {
@@ -104,7 +105,7 @@ impl<T> Usage<T> {
         state
     }
 
-    /// The engine was told; the state, locked.
+    /// Others may tell the engine again; the state, locked.
     pub fn end_referring(&self) -> MutexGuard<'_, State<T>> {
         let mut state = self.lock();
         state.referring = false;

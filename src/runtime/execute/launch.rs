@@ -306,7 +306,7 @@ impl<'a> Launch<'a> {
     /// Calls the engine, and waits for a program that calls back into the host.
     ///
     /// # Errors
-    /// The engine's, or the program's if it calls back; its results are destroyed then. As [`Self::hold_back`].
+    /// The engine's, or the program's if it calls back; its results are destroyed then.
     #[inline]
     pub fn start(&mut self) -> Result<Started<'a>, EngineError> {
         let Call { args, loaded, options, .. } = self.call;

@@ -79,6 +79,7 @@ pub struct State<T> {
     pub(super) borrows: u32,
     pub(super) pending_donations: u32,
     references: u32,
+    told: bool,
     pub(super) referring: bool,
     address_known: bool,
     defined: bool,
@@ -117,6 +118,7 @@ impl<T> State<T> {
             borrows: 0,
             pending_donations: 0,
             references: 0,
+            told: false,
             referring: false,
             address_known: false,
             defined: false,
@@ -302,11 +304,22 @@ impl<T> State<T> {
         Some(self.references == 0 && !self.address_known)
     }
 
-    /// The engine is about to be told of the first outsider, or of the last one's end; see
+    /// Whether the engine knows that outsiders hold the address.
+    pub fn is_told(&self) -> bool {
+        self.told
+    }
+
+    /// The engine is about to be told that outsiders hold the address, or that none does any more; see
     /// [`super::Usage::lock_to_refer`].
     pub fn begin_referring(&mut self) {
         debug_assert!(!self.referring, "told twice at once");
         self.referring = true;
+    }
+
+    /// What the engine was told: whether outsiders hold the address.
+    pub fn end_telling(&mut self, told: bool) {
+        debug_assert!(self.referring, "told by more than one thread");
+        self.told = told;
     }
 
     /// Removes all outsiders that have yet to release the address; whether there was one.
