@@ -36,8 +36,8 @@ pub fn large() -> Case {
 /// Small programs, whose cost is that of their dispatch.
 pub fn small() -> [Case; 4] {
     [
-        ("f32[]: x + 1, inline", Program::add_one_scalar(), 1, &[]),
-        ("f32[1024]: a + b, by its threads", Program::add(), 2, &[1024]),
+        ("f32[]: x + 1", Program::add_one_scalar(), 1, &[]),
+        ("f32[1024]: a + b", Program::add(), 2, &[1024]),
         ("f32[1024]: two results", Program::two_results(), 2, &[1024]),
         ("f32[1024]: (a, b) -> (b, a, a)", Program::passthrough(), 2, &[1024]),
     ]

@@ -193,17 +193,19 @@ unsafe extern "C" fn is_there(args: *mut sys::PJRT_Buffer_ReadyEvent_Args) -> *m
         let buffer = call.buffer()?.get();
         let event = match buffer.hold() {
             Ok(hold) => {
-                let is_defined = buffer.state().is_defined();
-                // As above; but an engine from before 0.89 makes no event.
-                let succeeded = is_defined.then(|| EngineEvent::succeeded(buffer.session.engine).ok()).flatten();
-                succeeded.map_or_else(|| hold.ready_event(), Ok)?
+                // As above.
+                if buffer.state().is_defined() {
+                    EngineEvent::happened(buffer.session.engine)
+                } else {
+                    hold.ready_event()?
+                }
             }
             Err(error) => EngineEvent::failed(buffer.session.engine, &error)?,
         };
         let event = if event.is_ready() {
             event
         } else {
-            EngineEvent::failed(event.engine(), &refusal::<sys::PJRT_Buffer_ReadyEvent_Args>())?
+            EngineEvent::failed(buffer.session.engine, &refusal::<sys::PJRT_Buffer_ReadyEvent_Args>())?
         };
         call.out().event = event.into_raw();
         Ok(())

@@ -7,6 +7,7 @@
 //!  call.rs         a call as the functions' bodies get it, which are safe code
 //!  owned.rs        values that the caller owns, with the function that destroys them
 //!  own_error.rs, error.rs   PJRT_Error: pjrt-arena's or the engine's
+//!  event.rs        PJRT_Event: the engine's, or the one that has happened
 //!  plugin.rs       initialisation and attributes; where engines are looked for
 //!  client.rs, device.rs, context.rs   a file for each of these handles
 //!  buffer/         PJRT_Buffer: getters, addresses given to outsiders, buffers that the engine makes
@@ -20,8 +21,8 @@
 //! ```
 //!
 //! Handles. `PJRT_Buffer`, `PJRT_ExecuteContext` and `PJRT_AsyncHostToDeviceTransferManager` are pjrt-arena's;
-//! clients, devices, memories, events, executables and topologies are the engine's own pointers, with tables in
-//! `runtime`; the first word of a `PJRT_Error` says whose it is.
+//! clients, devices, memories, executables and topologies are the engine's own pointers, with tables in `runtime`, and
+//! so are events, but for one; the first word of a `PJRT_Error` says whose it is.
 
 pub mod async_transfer;
 pub mod buffer;
@@ -36,6 +37,7 @@ pub mod cost;
 pub mod device;
 pub mod entry;
 pub mod error;
+pub mod event;
 pub mod executable;
 pub mod execute;
 pub mod extensions;

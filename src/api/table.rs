@@ -17,6 +17,7 @@ use crate::{
         child,
         control::track,
         entry::{entry, padded, pass},
+        event::of_event,
         extensions,
         own_error::{error_destroy, error_message},
         plugin,
@@ -170,13 +171,16 @@ fill! {
         PJRT_Executable_ParameterMemoryKinds PJRT_Executable_ParameterMemoryKinds_Args
         PJRT_Device_ClearMemoryStats PJRT_Device_ClearMemoryStats_Args
     }
-    // Passed to the engine by the edge.
-    pass {
+    // Passed to the engine by the edge, but for the event that has happened.
+    of_event {
         PJRT_Event_Destroy PJRT_Event_Destroy_Args
         PJRT_Event_IsReady PJRT_Event_IsReady_Args
         PJRT_Event_Error PJRT_Event_Error_Args
         PJRT_Event_Await PJRT_Event_Await_Args
         PJRT_Event_OnReady PJRT_Event_OnReady_Args
+    }
+    // Passed to the engine by the edge.
+    pass {
         PJRT_Client_PlatformName PJRT_Client_PlatformName_Args
         PJRT_Client_ProcessIndex PJRT_Client_ProcessIndex_Args
         PJRT_Client_Devices PJRT_Client_Devices_Args

@@ -46,10 +46,20 @@ fn tell(completion: &impl Completion, succeeded: bool) {
     }
 }
 
-/// An event of the engine that we own.
+/// The event that has happened without an error: one for all who ask for such a one. The engine does not know it.
+static HAPPENED: u64 = 0;
+
+/// Whether an event is the one that has happened, of which the engine must not be asked.
+#[inline]
+pub fn has_happened(event: *const sys::PJRT_Event) -> bool {
+    std::ptr::eq(event.cast(), &raw const HAPPENED)
+}
+
+/// An event that we own: one of the engine, or that which has happened.
 pub struct EngineEvent {
-    /// Alive until this is dropped, however long that takes; so it does not leave this file.
-    event: Live<'static, sys::PJRT_Event>,
+    engine: &'static Engine,
+    /// Alive until this is dropped, however long that takes; so it does not leave this file. `None` has happened.
+    event: Option<Live<'static, sys::PJRT_Event>>,
 }
 
 impl EngineEvent {
@@ -59,7 +69,12 @@ impl EngineEvent {
     /// `event` must be NULL, or a live event of `engine` that nobody else destroys.
     pub unsafe fn own(engine: &'static Engine, event: *mut sys::PJRT_Event) -> Option<Self> {
         // SAFETY: an event that is not NULL is alive, and nobody else destroys it, as this function asks.
-        (!event.is_null()).then(|| Self { event: unsafe { Live::new(engine, event) } })
+        (!event.is_null()).then(|| Self { engine, event: Some(unsafe { Live::new(engine, event) }) })
+    }
+
+    /// The event that has happened, without an error.
+    pub fn happened(engine: &'static Engine) -> Self {
+        Self { engine, event: None }
     }
 
     /// A new event that has happened with this error.
@@ -67,28 +82,16 @@ impl EngineEvent {
     /// # Errors
     /// The engine's; UNIMPLEMENTED before 0.89.
     pub fn failed(engine: &'static Engine, error: &Error) -> Result<Self, EngineError> {
-        Self::happened(engine, sys::PJRT_Error_Code(error.code as u32), &error.message)
-    }
-
-    /// A new event that has happened, without an error.
-    ///
-    /// # Errors
-    /// As [`Self::failed`].
-    pub fn succeeded(engine: &'static Engine) -> Result<Self, EngineError> {
-        Self::happened(engine, sys::PJRT_Error_Code_OK, "")
-    }
-
-    fn happened(engine: &'static Engine, code: sys::PJRT_Error_Code, message: &str) -> Result<Self, EngineError> {
         // SAFETY: the first struct has only an out field. The event is new and nobody else's; the text outlives the
         // call.
         unsafe {
             let made = engine.call(sys::PJRT_Event_Create_Args::default())?.event;
-            let event = Self { event: Live::new(engine, made) };
+            let event = Self { engine, event: Some(Live::new(engine, made)) };
             engine.call(sys::PJRT_Event_Set_Args {
                 event: made,
-                error_code: code,
-                error_message: message.as_ptr().cast(),
-                error_message_size: message.len(),
+                error_code: sys::PJRT_Error_Code(error.code as u32),
+                error_message: error.message.as_ptr().cast(),
+                error_message_size: error.message.len(),
                 ..Default::default()
             })?;
             Ok(event)
@@ -97,12 +100,12 @@ impl EngineEvent {
 
     /// The engine whose event it is.
     pub fn engine(&self) -> &'static Engine {
-        self.event.engine()
+        self.engine
     }
 
     /// Whether the event has happened, with or without an error.
     pub fn is_ready(&self) -> bool {
-        self.event.ask::<sys::PJRT_Event_IsReady_Args>().is_ok_and(|answer| answer.is_ready)
+        self.event.is_none_or(|event| event.ask::<sys::PJRT_Event_IsReady_Args>().is_ok_and(|answer| answer.is_ready))
     }
 
     /// Blocks until the event has happened.
@@ -110,18 +113,19 @@ impl EngineEvent {
     /// # Errors
     /// The error that the event carries.
     pub fn wait(&self) -> Result<(), EngineError> {
-        self.event.ask::<sys::PJRT_Event_Await_Args>().map(drop)
+        self.event.map_or(Ok(()), |event| event.ask::<sys::PJRT_Event_Await_Args>().map(drop))
     }
 
     /// Tells `completion` once the event has happened: now, on this thread, if it has, else later on a thread of the
     /// engine. The event itself may be destroyed before that.
     pub fn notify<T: Completion>(&self, completion: Arc<T>) {
+        let Some(event) = self.event else { return tell(&*completion, true) };
         let share = Arc::into_raw(completion).cast_mut().cast::<c_void>();
         order::given(share);
         // SAFETY: the event is alive. The engine calls back once, with the share that is given here.
         let registered = unsafe {
-            self.engine().call(sys::PJRT_Event_OnReady_Args {
-                event: self.event.raw(),
+            self.engine.call(sys::PJRT_Event_OnReady_Args {
+                event: event.raw(),
                 callback: Some(completed::<T>),
                 user_arg: share,
                 ..Default::default()
@@ -137,15 +141,19 @@ impl EngineEvent {
 
     /// Hands the event over to the caller, who destroys it.
     pub fn into_raw(self) -> *mut sys::PJRT_Event {
-        std::mem::ManuallyDrop::new(self).event.raw()
+        match std::mem::ManuallyDrop::new(self).event {
+            Some(event) => event.raw(),
+            None => (&raw const HAPPENED).cast_mut().cast(),
+        }
     }
 }
 
 impl Drop for EngineEvent {
     fn drop(&mut self) {
-        // SAFETY: we own the event, and this is the only time that it is destroyed.
-        drop(unsafe {
-            self.engine().call(sys::PJRT_Event_Destroy_Args { event: self.event.raw(), ..Default::default() })
-        });
+        if let Some(event) = self.event {
+            let args = sys::PJRT_Event_Destroy_Args { event: event.raw(), ..Default::default() };
+            // SAFETY: we own the event, and this is the only time that it is destroyed.
+            drop(unsafe { self.engine.call(args) });
+        }
     }
 }

@@ -26,6 +26,7 @@ use std::{
 
 /// From here on a time is long.
 const LONG: Duration = Duration::from_micros(500);
+
 /// Where a program was executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Thread {
@@ -158,7 +159,7 @@ mod tests {
             program.is_inline()
         });
         assert_eq!(needed, Some(PRICE));
-        // Long each second time: it loses more than it gains, and stays with the engine.
+        // Long each second time: it loses more than it gains, and mostly stays with the engine.
         let waits = (0..1000).filter(|number| {
             let inline = program.is_inline();
             let time = if number % 2 == 0 { SHORT } else { 10 * LONG };
@@ -169,7 +170,8 @@ mod tests {
             }
             inline && time > LONG
         });
-        assert!((5..=20).contains(&waits.count()));
+        let most = 500 / PRICE as usize;
+        assert!((1..=most + 1).contains(&waits.count()), "one for so many short times");
     }
 
     #[test]

@@ -4,12 +4,12 @@
 //! locks guard is modelled by cells: the checker reports two threads that meet in one.
 
 mod arena;
+mod array_cache;
 mod async_slot;
 mod buffer;
 mod group;
 mod in_flight;
 mod memory;
-mod output_cache;
 #[allow(dead_code, missing_docs, reason = "see the types that it stands for")]
 mod sync;
 
@@ -30,7 +30,7 @@ library! {
     "../../../src/group/signal.rs" signal;
     "../../../src/memory/arena/lock.rs" lock;
     "../../../src/runtime/buffer/usage.rs" usage;
-    "../../../src/runtime/executable/kept.rs" kept;
+    "../../../src/runtime/allocator/kept.rs" kept;
     "../../../src/runtime/in_flight/queue.rs" queue;
     "../../../src/runtime/transfer/delivery.rs" delivery;
 }

@@ -8,6 +8,7 @@ use crate::{
     runtime::{
         buffer::{layout, usage::Life},
         client,
+        transfer::host::ready_event,
     },
     sys,
 };
@@ -115,9 +116,8 @@ impl Entry for sys::PJRT_Buffer_IsOnCpu_Args {
 
 impl Entry for sys::PJRT_Buffer_ReadyEvent_Args {
     fn run(call: Call<'_, Self>) -> Outcome {
-        let buffer = call.buffer()?;
-        let (theirs, out) = call.forward_for(&buffer.hold()?)?;
-        out.event = theirs.event;
+        let event = ready_event(call.buffer()?.get())?;
+        call.out().event = event;
         Ok(())
     }
 }

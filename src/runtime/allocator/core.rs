@@ -14,9 +14,16 @@ use crate::{
     config::{Compact, Settings, Spill},
     engine::{Session, views::ViewKind},
     error::Result,
-    memory::idle::{Needed, WORTH_WATCHING},
+    memory::{
+        Strategy,
+        idle::{Needed, WORTH_WATCHING},
+    },
     runtime::{
-        allocator::trimmer::{TrimInterval, Trimmer},
+        allocator::{
+            array_cache::ArrayCache,
+            trimmer::{TrimInterval, Trimmer},
+            uploads::Uploads,
+        },
         device_memory::DeviceMemory,
         in_flight::{
             InFlight,
@@ -24,12 +31,6 @@ use crate::{
         },
     },
 };
-
-/// A cache whose memory can be reclaimed.
-pub trait Reclaim: Send + Sync {
-    /// Frees everything that the cache keeps.
-    fn clear(&self);
-}
 
 /// Writes a report of exhausted memory to a file.
 pub type OnExhausted = fn(&std::path::Path);
@@ -42,6 +43,8 @@ pub struct Allocator {
     pub in_flight: Arc<InFlight>,
     /// The own memories of its devices.
     pub memories: Vec<Arc<DeviceMemory>>,
+    /// For each of them the small arrays that come from the host again and again.
+    uploads: Vec<Uploads>,
     /// When live buffers are moved.
     pub compaction: Compact,
     /// Whether arrays take the space of a TPU's tiles.
@@ -62,7 +65,7 @@ pub struct Allocator {
     pub wanting: AtomicUsize,
     /// Of the launch that waits for memory while it holds some.
     turn: Mutex<()>,
-    caches: Mutex<Vec<Weak<dyn Reclaim>>>,
+    caches: Mutex<Vec<Weak<ArrayCache>>>,
 }
 
 impl Allocator {
@@ -73,9 +76,17 @@ impl Allocator {
         memories: Vec<Arc<DeviceMemory>>,
         on_exhausted: OnExhausted,
     ) -> Self {
+        let in_flight: Arc<InFlight> = Arc::default();
+        let is_kept = Self::keeps(&settings) && session.view_kind == ViewKind::Host;
+        // An array of the tier is known by its buffer, so no two share one.
+        let uploads =
+            memories.iter().map(|memory| Uploads::new(is_kept && memory.tier.is_none(), Arc::clone(&in_flight)));
+        let uploads: Vec<_> = uploads.collect();
+        let caches = uploads.iter().map(|uploads| Arc::downgrade(uploads.cache())).collect();
         Self {
             session,
-            in_flight: Arc::default(),
+            in_flight,
+            uploads,
             spill: if memories.iter().any(|memory| memory.tier.is_some()) {
                 settings.spill.value.clone()
             } else {
@@ -91,8 +102,20 @@ impl Allocator {
             settings,
             on_exhausted,
             turn: Mutex::default(),
-            caches: Mutex::default(),
+            caches: Mutex::new(caches),
         }
+    }
+
+    /// Whether small arrays are kept for later ones. Memory that the platform strategy frees goes back to the device at
+    /// once; and with compaction before each allocation, a kept array would save the allocation.
+    pub fn keeps(settings: &Settings) -> bool {
+        settings.strategy.value != Strategy::Platform && settings.compaction() != Compact::Always
+    }
+
+    /// The small arrays that come to `memory` from the host again and again; `None` for memory that is no device's own.
+    pub fn uploads(&self, memory: &Arc<DeviceMemory>) -> Option<&Uploads> {
+        let at = self.memories.iter().position(|own| Arc::ptr_eq(own, memory))?;
+        self.uploads.get(at)
     }
 
     /// Whether live buffers are moved when there is no room.
@@ -142,16 +165,21 @@ impl Allocator {
     }
 
     /// Registers a cache, which [`Self::clear_caches`] clears.
-    pub fn add_cache(&self, cache: Weak<dyn Reclaim>) {
+    pub fn add_cache(&self, cache: Weak<ArrayCache>) {
         let mut caches = self.caches.lock();
         caches.retain(|cache| cache.strong_count() > 0);
         caches.push(cache);
     }
 
+    /// Clears the caches of uploads, which keep nothing more: the client ends.
+    pub fn close_uploads(&self) {
+        self.uploads.iter().for_each(|uploads| uploads.cache().close());
+    }
+
     /// Clears every cache.
     pub fn clear_caches(&self) {
         // No lock is held while the engine destroys handles.
-        let caches: Vec<Arc<dyn Reclaim>> = self.caches.lock().iter().filter_map(Weak::upgrade).collect();
+        let caches: Vec<Arc<ArrayCache>> = self.caches.lock().iter().filter_map(Weak::upgrade).collect();
         caches.iter().for_each(|cache| cache.clear());
     }
 

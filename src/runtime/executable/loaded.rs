@@ -3,7 +3,7 @@
 use std::{
     hash::Hasher,
     sync::{
-        Arc, Weak,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Instant,
@@ -14,20 +14,17 @@ use rustc_hash::FxHasher;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    config::Compact,
     engine::{Live, Outcome, Raw, views::ViewKind},
     memory::{Donation, OriginId, Strategy},
     program::HostMemory,
     runtime::{
-        allocator::{allocate::footprint, pinned_host::KIND},
+        allocator::{Allocator, allocate::footprint, array_cache::ArrayCache, pinned_host::KIND},
         buffer::{BufferRef, CacheSlot},
         client::{Client, Device},
         counters::{Executions, Miss, Tally},
         device_memory::origins::ORIGINS,
         dispatch::{Dispatch, Timed},
-        executable::{
-            bound::OutputKinds, cost::Cost, output_cache::OutputCache, queries, undonated::UndonatedArguments,
-        },
+        executable::{bound::OutputKinds, cost::Cost, queries, undonated::UndonatedArguments},
         nested::NestedExecutables,
         shape::Shape,
     },
@@ -340,8 +337,8 @@ pub struct Loaded {
     pub program: Arc<Program>,
     /// The addressable devices that it runs on, in the order of the argument lists.
     pub devices: Vec<Raw<sys::PJRT_Device>>,
-    /// For each device the cached outputs.
-    pub caches: Vec<Arc<OutputCache>>,
+    /// For each device the cached arrays.
+    pub caches: Vec<Arc<ArrayCache>>,
     /// The same program on nested clients of the engine.
     pub nested_executables: NestedExecutables,
     /// For each device a hash of the addresses of the last execution's arrays; zero before the first.
@@ -353,17 +350,12 @@ pub struct Loaded {
 impl Loaded {
     /// A program on `devices`.
     pub fn new(client: Arc<Client>, program: Arc<Program>, devices: Vec<Raw<sys::PJRT_Device>>) -> Self {
-        // Memory that the platform strategy frees goes back to the device at once. And with compaction before each
-        // allocation, a cached output would save the allocation.
-        let keeps =
-            client.settings.strategy.value != Strategy::Platform && client.allocator.compaction != Compact::Always;
-        let count = if keeps { program.plan.destinations.len() } else { 0 };
+        let count = if Allocator::keeps(&client.settings) { program.plan.destinations.len() } else { 0 };
         let caches: Vec<_> =
-            devices.iter().map(|_| OutputCache::new(count, Arc::clone(&client.allocator.in_flight))).collect();
+            devices.iter().map(|_| ArrayCache::new(count, Arc::clone(&client.allocator.in_flight))).collect();
         if count > 0 {
             for cache in &caches {
-                let cache: Weak<OutputCache> = Arc::downgrade(cache);
-                client.allocator.add_cache(cache);
+                client.allocator.add_cache(Arc::downgrade(cache));
             }
         }
         let addresses = devices.iter().map(|_| AtomicU64::new(0)).collect();

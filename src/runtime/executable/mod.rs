@@ -5,8 +5,6 @@
 //!  loaded.rs        Plan, Program, Loaded: where each result is expected, and what a program has done
 //!  queries.rs       what the engine says of an executable
 //!  registry.rs      the tables from the engine's handles to these
-//!  output_cache.rs  outputs that are ready to be destinations again
-//!  kept.rs          its lists, which keep nothing while somebody waits for memory
 //!  serialized.rs    the engine's blob with the plan before it
 //!  bound.rs         results that a program binds to a memory of the host
 //!  description.rs   the optimised program
@@ -18,9 +16,7 @@ pub mod bound;
 pub mod compile;
 pub mod cost;
 pub mod description;
-mod kept;
 pub mod loaded;
-pub mod output_cache;
 pub mod queries;
 pub mod registry;
 pub mod serialized;

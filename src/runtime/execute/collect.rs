@@ -1,6 +1,6 @@
 //! After the engine was called: which memory each result has, and what is still in use.
 
-use std::{any::Any, mem, sync::Arc};
+use std::{any::Any, mem, ptr, sync::Arc};
 
 use smallvec::SmallVec;
 
@@ -184,8 +184,10 @@ pub fn collect(launch: &mut Launch<'_>, index: usize, event: Option<EngineEvent>
     }
     let events = call.args.device_complete_events;
     if !events.is_null() {
+        let event =
+            if writing == Definition::Defined { Some(EngineEvent::happened(client.session.engine)) } else { event };
         // SAFETY: the caller passes an array with one entry for each device.
-        unsafe { *events.add(index) = event.map_or(std::ptr::null_mut(), EngineEvent::into_raw) };
+        unsafe { *events.add(index) = event.map_or(ptr::null_mut(), EngineEvent::into_raw) };
     }
 }
 

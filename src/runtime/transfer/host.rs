@@ -25,6 +25,7 @@ use crate::{
             Buffer,
             buffer_ref::BufferRef,
             storage::{Access, Foreign},
+            usage::Life,
         },
         client::{self, Client, MemorySpace},
         in_flight::Resources,
@@ -38,13 +39,18 @@ use crate::{
 /// changes of the NumPy array that show later, and statistics that miss it.
 pub const SMALLEST_ALIASED: u64 = 64 << 10;
 
-/// The event of `buffer` being ready: at once, for an array in an arena that nothing writes. On a GPU, where bytes
-/// may be under way, when they are there.
+/// The event of `buffer` being ready: it has happened for an array that is there, as far as is known here; else the
+/// engine's.
 ///
 /// # Errors
-/// The engine's.
+/// The engine's, or that the client is gone.
 pub fn ready_event(buffer: &Buffer) -> Outcome<*mut sys::PJRT_Event> {
-    Ok(buffer.hold()?.ready_event()?.into_raw())
+    let is_there = buffer.session.is_open() && {
+        let state = buffer.state();
+        state.life() == Life::Live && state.is_defined()
+    };
+    let event = if is_there { EngineEvent::happened(buffer.session.engine) } else { buffer.hold()?.ready_event()? };
+    Ok(event.into_raw())
 }
 
 /// The memory that an array goes to: `memory`, or else the default one of `device`. `None` if that has no arena: a

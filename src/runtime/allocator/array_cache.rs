@@ -1,9 +1,10 @@
-//! Outputs that are ready to be destinations again.
+//! Small arrays that are ready to be written again: as destinations, or by the host.
 //!
 //! ```text
 //!  Execute -> output (block + handle) -> the owner destroys it -> cache of that result -> next Execute's destination
 //!                                                |                      ^
 //!                                                `- in use: after its last operation is reaped
+//!  the host -> array of a shape that is known -> the owner destroys it -> cache of that shape -> the host's next array
 //! ```
 //!
 //! Making a view costs the engine about as much as running a tiny program. But a program's output is such a view:
@@ -28,9 +29,8 @@ use std::sync::Arc;
 use crate::{
     memory::Provenance,
     runtime::{
-        allocator::core::Reclaim,
-        buffer::pjrt_buffer::{CachedOutput, LARGEST_CACHED, Recycle},
-        executable::kept::Kept,
+        allocator::kept::Kept,
+        buffer::pjrt_buffer::{CachedArray, LARGEST_CACHED, Recycle},
         in_flight::InFlight,
     },
     units::Bytes,
@@ -43,13 +43,13 @@ const MOST: usize = 64;
 const MOST_BYTES: Bytes = Bytes::mib(1);
 
 /// The cached outputs of one program on one device, a list for each destination.
-pub struct OutputCache {
+pub struct ArrayCache {
     /// Says whether an allocation waits for memory.
     in_flight: Arc<InFlight>,
-    places: Kept<Vec<CachedOutput>>,
+    places: Kept<Vec<CachedArray>>,
 }
 
-impl OutputCache {
+impl ArrayCache {
     /// An empty cache for `destinations`.
     pub fn new(destinations: usize, in_flight: Arc<InFlight>) -> Arc<Self> {
         Arc::new(Self { in_flight, places: Kept::new(destinations) })
@@ -62,7 +62,7 @@ impl OutputCache {
 
     /// The output of `destination` that was cached last, if there is one, for the execution in `provenance` to write.
     #[inline]
-    pub fn take(&self, destination: usize, provenance: Provenance) -> Option<CachedOutput> {
+    pub fn take(&self, destination: usize, provenance: Provenance) -> Option<CachedArray> {
         let mut output = self.places.list(destination)?.pop()?;
         match output.renew(provenance) {
             Ok(()) => Some(output),
@@ -73,14 +73,19 @@ impl OutputCache {
         }
     }
 
+    /// Frees everything that the cache keeps.
+    pub fn clear(&self) {
+        self.places.clear();
+    }
+
     /// Clears the cache and keeps nothing more.
     pub fn close(&self) {
         self.places.close();
     }
 }
 
-impl Recycle for OutputCache {
-    fn put(&self, destination: usize, mut output: CachedOutput) {
+impl Recycle for ArrayCache {
+    fn put(&self, destination: usize, mut output: CachedArray) {
         if let Some(mut place) = self.places.open(destination, || self.in_flight.has_waiters()) {
             let others = place.len();
             let bytes = output.allocation.size().get();
@@ -97,11 +102,5 @@ impl Recycle for OutputCache {
         }
         // No lock is held while the engine destroys handles.
         drop(output);
-    }
-}
-
-impl Reclaim for OutputCache {
-    fn clear(&self) {
-        self.places.clear();
     }
 }
