@@ -54,7 +54,7 @@ impl Uploads {
         &self.cache
     }
 
-    /// The shape of `size` bytes, if its arrays are kept. O(1): a look at each of [`SHAPES`].
+    /// The shape of `size` bytes, if its arrays are kept. O(1): a look at each of the 16 that are known.
     pub fn small(&self, element_type: sys::PJRT_Buffer_Type, dims: &[i64], size: usize) -> Option<Small<'_>> {
         if size > LARGEST || !self.cache.takes(0, size) {
             return None;
