@@ -140,9 +140,6 @@ impl Entry for sys::PJRT_Client_Destroy_Args {
             loaded.nested_executables.end(client.session.engine);
         }
         client.nested.end();
-        if let Some(empty) = &client.empty_program {
-            empty.end(client.session.engine);
-        }
         client.session.close();
         // Everything of this library that uses it has ended.
         call.forward().0.map(drop)

@@ -6,24 +6,17 @@
 //! run on a thread of the engine is given something to wait for, until it has been executed:
 //!
 //! ```text
-//!  [`EngineBuffer::hold_back`]   a destination: the same view as a buffer that waits     [ program: waits ]
-//!  [`EmptyProgram::hold_back`]   where there is none: an empty program that waits, and   [ empty program: waits ]
-//!                                comes before it on the device                           [ program: waits for that ]
-//!  dropping the [`Dependency`]   what it waited for is there                             on a thread of the engine
+//!  [`EngineBuffer::wait_for`]    a destination or a donated argument: the same memory as a buffer that waits
+//!  dropping the [`Dependency`]   what the program waited for is there, so a thread of the engine runs it
 //! ```
+//!
+//! Nothing that waits is given to the engine before the program itself: other threads' programs would come behind it on
+//! the device, take all places there (32), and leave none for the program that ends the wait.
 
-use std::{ffi::c_void, ptr};
-
-use once_cell::sync::OnceCell;
+use std::ffi::c_void;
 
 use crate::{
-    engine::{
-        Engine, EngineBuffer, EngineError, Live, Open, Raw, Session,
-        executables::compile_text,
-        failure::discard,
-        order,
-        views::{Array, ClientMemory, HostBytes, OwnedBuffer, from_host},
-    },
+    engine::{Engine, EngineBuffer, EngineError, Live, Session, order},
     error::Error,
     sys,
 };
@@ -31,13 +24,6 @@ use crate::{
 /// The first version of the C API of which an engine is known whose buffers can be made to wait: 0.106 has the
 /// function, but does not implement it.
 const FIRST: i32 = 115;
-
-/// A program that does nothing with a byte, in a text that each version of StableHLO reads.
-const PROGRAM: &str = "module @empty { func.func @main(%byte: tensor<ui8>) { return } }";
-
-/// `CompileOptionsProto { executable_build_options { num_replicas: 1, num_partitions: 1 }, compile_portable_executable:
-/// true }`: it runs on each device.
-const OPTIONS: [u8; 8] = [0x1a, 4, 0x20, 1, 0x28, 1, 0x20, 1];
 
 /// Whether the engine's programs can be made to wait.
 pub fn is_possible(engine: &Engine) -> bool {
@@ -51,10 +37,10 @@ pub struct Dependency {
 }
 
 impl Dependency {
-    /// The same memory as another buffer, which waits for this; `buffer` is used up.
+    /// The same memory as another buffer, which waits for this; `buffer` is used up, and must still be destroyed.
     ///
     /// # Errors
-    /// The engine's; the buffer is as it was then.
+    /// The engine's; the buffer is as it was then, unless the engine threw.
     fn of<'a>(buffer: Live<'a, sys::PJRT_Buffer>) -> Result<(Live<'a, sys::PJRT_Buffer>, Self), EngineError> {
         let engine = buffer.engine();
         // SAFETY: the buffer is alive. The other one is new, and as long alive as its owner has it so.
@@ -84,103 +70,31 @@ impl Drop for Dependency {
 }
 
 impl EngineBuffer {
+    /// The memory of `buffer` as another one: programs that are passed it wait for what is given back. `buffer` is used
+    /// up, and has yet to be destroyed.
+    ///
+    /// # Errors
+    /// The engine's; the buffer is as it was then, unless the engine threw.
+    ///
+    /// # Safety
+    /// The buffer must be one of the session's client.
+    pub unsafe fn waiting(
+        session: &'static Session,
+        buffer: Live<'_, sys::PJRT_Buffer>,
+    ) -> Result<(Self, Dependency), EngineError> {
+        let (waiting, dependency) = Dependency::of(buffer)?;
+        // SAFETY: the buffer is a new one of the same client, and nobody else's.
+        Ok((unsafe { Self::own(session, waiting.raw()) }, dependency))
+    }
+
     /// Has the programs that are passed this buffer from here on wait for what is given back.
     ///
     /// # Errors
-    /// The engine's, or that the client is gone; the buffer is as it was then, unless the engine threw.
-    pub fn hold_back(&mut self) -> Result<Dependency, EngineError> {
-        let (waiting, dependency) = Dependency::of(self.live()?)?;
-        // SAFETY: the buffer is a new one of the same client, and nobody else's.
-        *self = unsafe { Self::own(self.session(), waiting.raw()) };
+    /// As [`Self::waiting`], or that the client is gone.
+    pub fn wait_for(&mut self) -> Result<Dependency, EngineError> {
+        // SAFETY: the buffer is one of its own session's client.
+        let (waiting, dependency) = unsafe { Self::waiting(self.session(), self.live()?)? };
+        *self = waiting;
         Ok(dependency)
     }
-}
-
-/// A program that does nothing but wait; compiled for a client when it is needed first.
-#[derive(Default)]
-pub struct EmptyProgram(OnceCell<Raw<sys::PJRT_LoadedExecutable>>);
-
-impl EmptyProgram {
-    /// Has the next program that this thread executes on `device`, whose memory is `memory`, wait for what is given
-    /// back. Some microseconds; the first time some milliseconds.
-    ///
-    /// # Errors
-    /// The engine's, or that the client is gone.
-    ///
-    /// # Safety
-    /// Device and memory must be the session's client's.
-    pub unsafe fn hold_back(
-        &self,
-        session: &'static Session,
-        device: Raw<sys::PJRT_Device>,
-        memory: Raw<sys::PJRT_Memory>,
-    ) -> Result<Dependency, EngineError> {
-        /// Read by nobody.
-        #[repr(align(64))]
-        struct Byte(u8);
-        static BYTE: Byte = Byte(0);
-        let open = session.open().map_err(EngineError::Own)?;
-        let engine = open.engine;
-        let executable = self.loaded(open)?.0;
-        let address = (&raw const BYTE.0).expose_provenance();
-        // SAFETY: the memory is the client's, as this function asks, and the client is open. The byte is aligned, and
-        // there for ever; nobody writes to it. The buffer that waits is new.
-        let (byte, dependency) = unsafe {
-            let place = ClientMemory { client: open.client(), memory: Live::new(engine, memory.0) };
-            let byte = from_host(place, address, Array::new(sys::PJRT_Buffer_Type_U8, &[]), HostBytes::Constant)?;
-            let (waiting, dependency) = Dependency::of(byte.live())?;
-            (OwnedBuffer::own(place.client, waiting.raw()), dependency)
-        };
-        let mut options =
-            sys::PJRT_ExecuteOptions { struct_size: size_of::<sys::PJRT_ExecuteOptions>(), ..Default::default() };
-        let arguments = [byte.live().raw()];
-        let lists = [arguments.as_ptr()];
-        let mut no_results: *mut sys::PJRT_Buffer = ptr::null_mut();
-        let results = [&raw mut no_results];
-        // SAFETY: executable, device and argument are alive, and lists and options outlive the call; there is one
-        // argument, and no result.
-        unsafe {
-            engine.call(sys::PJRT_LoadedExecutable_Execute_Args {
-                executable,
-                options: &raw mut options,
-                argument_lists: lists.as_ptr(),
-                num_devices: 1,
-                num_args: 1,
-                output_lists: results.as_ptr(),
-                execute_device: device.0,
-                ..Default::default()
-            })?;
-        }
-        Ok(dependency)
-    }
-
-    /// The program, compiled now if it was not yet.
-    ///
-    /// # Errors
-    /// The engine's.
-    fn loaded(&self, open: Open) -> Result<Raw<sys::PJRT_LoadedExecutable>, EngineError> {
-        if let Some(&known) = self.0.get() {
-            return Ok(known);
-        }
-        // No lock is held while the engine compiles, so another thread may be faster.
-        let made = compile_text(open.client(), PROGRAM, &OPTIONS)?;
-        if self.0.set(made).is_err() {
-            destroy(open.engine, made);
-        }
-        Ok(self.0.get().copied().unwrap_or(made))
-    }
-
-    /// Destroys the program, before the client is destroyed.
-    pub fn end(&self, engine: &'static Engine) {
-        if let Some(&executable) = self.0.get() {
-            destroy(engine, executable);
-        }
-    }
-}
-
-/// Destroys an empty program that no call uses any more.
-fn destroy(engine: &'static Engine, executable: Raw<sys::PJRT_LoadedExecutable>) {
-    let args = sys::PJRT_LoadedExecutable_Destroy_Args { executable: executable.0, ..Default::default() };
-    // SAFETY: executable and client are alive, and this is its end.
-    discard(unsafe { engine.call(args) }, "destroy its empty program");
 }

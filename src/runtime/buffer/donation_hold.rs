@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::{
-    engine::{Live, views},
+    engine::{EngineBuffer, EngineError, Live, asynchronous::Dependency, views},
     error::{Error, Result},
     runtime::buffer::{
         pjrt_buffer::Buffer,
@@ -61,6 +61,27 @@ impl<'a> DonationHold<'a> {
         if let Some(memory) = self.buffer.end_donation(true, false) {
             self.buffer.state().storage = memory;
         }
+    }
+}
+
+impl Buffer {
+    /// For a call that is donated the buffer: has what is passed the handle that is given back wait for the dependency.
+    /// `None` if anything but this call uses the bytes, which may have the old handle.
+    pub fn wait_for(&self) -> Option<std::result::Result<(*mut sys::PJRT_Buffer, Dependency), EngineError>> {
+        let old = self.usage().lock_alone(|body| body.view().map(EngineBuffer::raw))?;
+        // SAFETY: the client is open during the call that began the donation. The handle is the buffer's own: it is
+        // alive until it is replaced, and nobody else has it, because all others wait.
+        let made = unsafe { EngineBuffer::waiting(self.session, Live::new(self.session.engine, old)) };
+        let (old, outcome) = self.usage().unlock_after_move(|body| match made {
+            Ok((view, dependency)) => {
+                let handle = view.raw();
+                (body.replace_view(view), Ok((handle, dependency)))
+            }
+            Err(error) => (None, Err(error)),
+        });
+        // Without the lock.
+        drop(old);
+        Some(outcome)
     }
 }
 

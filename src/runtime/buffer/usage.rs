@@ -178,7 +178,18 @@ impl<T> Usage<T> {
         Some(found)
     }
 
-    /// Ends what [`Self::lock_for_move`] began; `change` records where the bytes are now.
+    /// Locks the bytes as for a move, if one user and no outsider uses them and `look` finds what it wants.
+    pub fn lock_alone<R>(&self, look: impl FnOnce(&T) -> Option<R>) -> Option<R> {
+        let mut state = self.lock();
+        if state.users() != 1 || state.is_referenced() || state.referring {
+            return None;
+        }
+        let found = look(&state.body)?;
+        state.moving = true;
+        Some(found)
+    }
+
+    /// Ends what [`Self::lock_for_move`] or [`Self::lock_alone`] began; `change` records where the bytes are now.
     pub fn unlock_after_move<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
         let mut state = self.state.lock();
         state.moving = false;

@@ -27,7 +27,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::{
     config::{Prefetch, Settings, Spill, ZeroCopy},
-    engine::{Outcome, Raw, asynchronous::EmptyProgram, scratch, session::Session, views::ViewKind},
+    engine::{Outcome, Raw, scratch, session::Session, views::ViewKind},
     error::Error,
     fork::PerProcess,
     memory::idle::WORTH_WATCHING,
@@ -159,8 +159,8 @@ pub struct Client {
     pub counters: Counters,
     /// The nested clients that programs with host callbacks run on.
     pub nested: Arc<NestedSessions>,
-    /// Where the engine runs programs in the caller's thread: what keeps long ones out of it.
-    pub empty_program: Option<EmptyProgram>,
+    /// Whether the engine runs programs in the caller's thread, unless they have to wait.
+    pub runs_inline: bool,
     /// Counts the bytes of the engine's and of outsiders' memory on devices that this process cannot address.
     elsewhere: Arc<AtomicI64>,
     /// Alias buffers whose contents are to come.
@@ -216,7 +216,7 @@ impl Client {
             devices,
             platform_version,
             counters: Counters::default(),
-            empty_program: None,
+            runs_inline: false,
             elsewhere: Arc::default(),
             aliases: Aliases::default(),
             giver: Giver::default(),

@@ -23,9 +23,7 @@ use crate::{
         host,
     },
     engine::{
-        Engine, Live, Outcome, Raw,
-        asynchronous::EmptyProgram,
-        process,
+        Engine, Live, Outcome, Raw, process,
         session::Session,
         views::{self, AliasableTypes, ClientMemory, ViewKind},
     },
@@ -98,7 +96,7 @@ pub fn open_devices(
     let orders_executions = vendor_of(process::kind()).is_some();
     let session = Session::new(client.engine(), Raw(client.raw()), (view_kind, aliasable), orders_executions);
     let mut client = Client::new(session, settings, devices, version, on_exhausted);
-    client.empty_program = inline.then(EmptyProgram::default);
+    client.runs_inline = inline;
     Ok(Arc::new(client))
 }
 

@@ -19,7 +19,7 @@
 use std::sync::Arc;
 
 use crate::{
-    engine::{EngineBuffer, Live},
+    engine::{EngineBuffer, EngineError, Live, asynchronous::Dependency},
     error::Result,
     memory::Execution,
     runtime::{
@@ -105,6 +105,19 @@ impl<'a> Argument<'a> {
     /// that the program was to consume it. The launch keeps the view until this is dropped.
     pub(super) fn lent(buffer: BufferRef<'a>, view: &EngineBuffer, donated: bool) -> Self {
         Self { buffer, handle: view.raw(), is_good: true, hold: Hold::Lent { donated } }
+    }
+
+    /// Has the program that is donated this argument wait for what is given back; `None` if it is not donated, or if
+    /// anything else uses it.
+    pub fn wait_for(&mut self) -> Option<std::result::Result<Dependency, EngineError>> {
+        if self.hold != Hold::Donated {
+            return None;
+        }
+        let outcome = self.buffer.wait_for()?;
+        Some(outcome.map(|(handle, dependency)| {
+            self.handle = handle;
+            dependency
+        }))
     }
 
     /// Has the engine be passed another view. The launch keeps it until this is dropped.

@@ -11,17 +11,14 @@ use smallvec::SmallVec;
 
 use crate::{
     config::Spill,
-    engine::{
-        EngineError, EngineEvent, Failure, Outcome,
-        asynchronous::{Dependency, EmptyProgram},
-        views::ViewKind,
-    },
+    engine::{EngineError, EngineEvent, Failure, Outcome, asynchronous::Dependency, views::ViewKind},
     handlers::python::stacks,
     report::stacks::StackId,
     runtime::{
         allocator::{reclaim::WaitPolicy, spill},
         dispatch::Thread,
         execute::{
+            argument::Argument,
             call::{Call, Outputs},
             device_launch::DeviceLaunch,
             donation_copy,
@@ -264,35 +261,27 @@ impl<'a> Launch<'a> {
     #[inline]
     fn hold_back(&mut self) -> Result<SmallVec<[Dependency; 1]>, EngineError> {
         let loaded = self.call.loaded;
-        let Some(empty) = &loaded.client.empty_program else { return Ok(SmallVec::new()) };
-        if self.is_waited_for() {
+        if !loaded.client.runs_inline || self.is_waited_for() {
             return Ok(SmallVec::new());
         }
-        let dependencies =
-            if loaded.program.dispatch.is_inline() { SmallVec::new() } else { self.dependencies(empty)? };
+        let dependencies = if loaded.program.dispatch.is_inline() { SmallVec::new() } else { self.dependencies()? };
         let thread = if dependencies.is_empty() { Thread::Callers } else { Thread::Engines };
         self.began = Some((Instant::now(), thread));
         Ok(dependencies)
     }
 
-    /// What keeps the program out of the caller's thread; one that nothing keeps runs there.
+    /// What keeps the program out of the caller's thread: its first destination, or else its first donated argument, on
+    /// each device. One that has neither runs there, and so does one whose donated arguments others use, unless it waits
+    /// for those.
     ///
     /// # Errors
-    /// An exception of the engine's: it may have used a destination up.
+    /// An exception of the engine's: it may have used a destination or an argument up.
     #[cold]
-    fn dependencies(&mut self, empty: &EmptyProgram) -> Result<SmallVec<[Dependency; 1]>, EngineError> {
-        let client = &self.call.loaded.client;
-        let is_alone = self.devices.len() == 1;
-        let held =
-            self.devices.iter_mut().filter_map(|launch| match (launch.destinations.first_mut(), launch.device) {
-                (Some(destination), _) => Some(destination.view.hold_back()),
-                (None, Some(device)) if is_alone => {
-                    // SAFETY: device and memory are the client's.
-                    Some(unsafe { empty.hold_back(client.session, device.handle(), device.memory()) })
-                }
-                // Programs of several devices do not wait for the one before (engine behaviour T44).
-                _ => None,
-            });
+    fn dependencies(&mut self) -> Result<SmallVec<[Dependency; 1]>, EngineError> {
+        let held = self.devices.iter_mut().filter_map(|launch| match launch.destinations.first_mut() {
+            Some(destination) => Some(destination.view.wait_for()),
+            None => launch.arguments.iter_mut().find_map(Argument::wait_for),
+        });
         let refused = |outcome: Result<Dependency, EngineError>| match outcome {
             Err(error) if !error.is_exception() => {
                 log::warn!("a program runs in its caller's thread: {}", error.message());
