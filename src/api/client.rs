@@ -135,7 +135,6 @@ impl Entry for sys::PJRT_Client_Destroy_Args {
         // The views first, then the engine's client; an arena is dropped with its last buffer.
         client.allocator.in_flight.end();
         client.allocator.clear_caches();
-        client.allocator.close_uploads();
         for loaded in registry::LOADED.values().iter().filter(|loaded| Arc::ptr_eq(&loaded.client, &client)) {
             loaded.nested_executables.end(client.session.engine);
         }

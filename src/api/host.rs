@@ -49,9 +49,7 @@ impl Entry for sys::PJRT_Client_BufferFromHostBuffer_Args {
         if size.get() > 0 {
             call.required(call.data.cast_mut(), "data")?;
         }
-        let bytes = size.get() as usize;
-        let uploads = client.allocator.uploads(space.arena());
-        let small = uploads.and_then(|uploads| uploads.small(call.type_, dims, bytes));
+        let shape = Arc::new(Shape::new(call.type_, dims, size.get() as usize));
         let strides = has_strides.then_some(strides);
         let element = element_bytes(call.type_).map_or(1, usize::from);
         if call.host_buffer_semantics == sys::PJRT_HostBufferSemantics_kImmutableZeroCopy
@@ -60,15 +58,11 @@ impl Entry for sys::PJRT_Client_BufferFromHostBuffer_Args {
             && call.data.addr().is_multiple_of(views::ALIGNMENT)
             && strided::is_dense(dims, strides, element)
         {
-            let shape = Arc::new(Shape::new(call.type_, dims, bytes));
             // SAFETY: the struct satisfies the function's contract, as a call's does, and is passed on once; the array
             // is dense.
             return unsafe { alias(call.out(), &client, space, shape) };
         }
-        let upload = match &small {
-            Some(small) => Upload::small(&client, space, small)?,
-            None => Upload::new(&client, space, Arc::new(Shape::new(call.type_, dims, bytes)), OriginKind::Host)?,
-        };
+        let upload = Upload::new(&client, space, shape, OriginKind::Host)?;
         // SAFETY: the client is alive. `data` has the strided array for the whole call, whatever the semantics;
         // `upload` writes to the block alone, which is as large as the dense array and used by nothing else.
         let buffer = unsafe {

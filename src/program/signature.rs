@@ -58,7 +58,8 @@ pub struct Signature {
     pub host_callbacks: bool,
     /// Whether it has a custom call: code that may look into an execute context.
     pub custom_calls: bool,
-    /// Whether it computes next to nothing besides its custom calls, by its operations and by what it takes and gives:
+    /// Whether it computes next to nothing besides its custom calls, by its operations, and, where it has such calls, by
+    /// what it takes and gives:
     /// XLA runs what takes less than 1000 flops in the caller's thread, and counts none for a custom call (XLA
     /// `cpu_client.cc`, `cheap_computation_`). An estimate: XLA counts what is left after its optimisations.
     pub is_cheap: bool,
@@ -119,7 +120,7 @@ fn has_custom_calls(text: &[u8]) -> bool {
     text.windows(b"custom_call".len()).any(|part| part == b"custom_call")
 }
 
-/// The elements of all parameters and results up to which a program is cheap whatever it computes.
+/// The elements of all parameters and results up to which a program with custom calls is cheap whatever it computes.
 const FEW_ELEMENTS: u64 = 100;
 
 /// Whether an operation of this name, with or without a version, computes: not one that calls, moves or names what is
@@ -344,15 +345,16 @@ impl<'a> Program<'a> {
     }
 
     pub(super) fn signature(&self, tables: &Tables<'_>) -> Signature {
+        // The operation by its name, `vhlo.custom_call_v1`: whatever else has it in its name counts too.
+        let custom_calls = tables.strings().iter().any(|text| has_custom_calls(text));
         Signature {
             parameters: self.parameters().cloned().collect(),
             results: self.results.iter().map(|(value_type, _)| value_type.clone()).collect(),
             partitions: self.partitions,
             replicas: self.replicas,
             host_callbacks: tables.strings().iter().any(|text| has_host_callbacks(text)),
-            // The operation by its name, `vhlo.custom_call_v1`: whatever else has it in its name counts too.
-            custom_calls: tables.strings().iter().any(|text| has_custom_calls(text)),
-            is_cheap: !tables.has_op(|op| computes(op.name)) || self.elements() <= FEW_ELEMENTS,
+            custom_calls,
+            is_cheap: !tables.has_op(|op| computes(op.name)) || custom_calls && self.elements() <= FEW_ELEMENTS,
         }
     }
 }

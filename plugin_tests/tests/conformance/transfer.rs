@@ -3,7 +3,7 @@
 use std::{ffi::c_void, ptr};
 
 use plugin_tests::{
-    Buffer, Client, Code, Element, HostArray, HostLayout, Program, Semantics,
+    Buffer, Client, Code, Element, HostArray, HostLayout, Semantics,
     buffer::{ALL_SEMANTICS, Bf16, Complex, Int4},
 };
 
@@ -244,38 +244,4 @@ fn c07_arena_arrays_that_contradict_themselves_are_refused() {
     let nowhere = HostArray::of(&values, &DIMS).strided(ptr::null(), &DIMS, &[4, 4]);
     let failure = shared().from_host(&nowhere.in_memory(shared().device().default_memory()), Semantics::OnlyDuringCall);
     assert_eq!(failure.map(drop).unwrap_err().code, Code::INVALID_ARGUMENT);
-}
-
-#[test]
-fn c07_arena_a_number_lies_where_the_one_before_lay() {
-    let client = Client::one();
-    let put = |value: f32| client.put(&[value], &[]).unwrap();
-    let first = put(1.0);
-    let at = first.opaque_pointer().unwrap();
-    drop(first);
-    let second = put(2.0);
-    assert_eq!(second.opaque_pointer().unwrap(), at, "block and view are kept for it");
-    let third = put(3.0);
-    assert_ne!(third.opaque_pointer().unwrap(), at, "the second is alive");
-    assert_eq!((second.read::<f32>().unwrap(), third.read::<f32>().unwrap()), (vec![2.0], vec![3.0]));
-    let other = client.put(&[4_i32], &[]).unwrap();
-    drop(third);
-    assert_eq!(client.put(&[5_i32], &[]).unwrap().read::<i32>().unwrap(), [5], "of another type");
-    drop((second, other));
-    assert_eq!(client.stats().unwrap().bytes_in_use, 0, "what is kept is free");
-}
-
-#[test]
-fn c07_arena_a_number_that_a_program_reads_is_not_written_again_before() {
-    let client = Client::one();
-    let program = client.compile(&Program::add_one_scalar()).unwrap();
-    let results: Vec<Buffer> = (0..300)
-        .map(|turn| {
-            let number = client.put(&[turn as f32], &[]).unwrap();
-            program.run1(&[&number]).unwrap()
-        })
-        .collect();
-    for (turn, result) in results.iter().enumerate() {
-        assert_eq!(result.read::<f32>().unwrap(), [turn as f32 + 1.0]);
-    }
 }

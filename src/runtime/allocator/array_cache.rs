@@ -1,10 +1,9 @@
-//! Small arrays that are ready to be written again: as destinations, or by the host.
+//! Outputs that are ready to be destinations again.
 //!
 //! ```text
 //!  Execute -> output (block + handle) -> the owner destroys it -> cache of that result -> next Execute's destination
 //!                                                |                      ^
 //!                                                `- in use: after its last operation is reaped
-//!  the host -> array of a shape that is known -> the owner destroys it -> cache of that shape -> the host's next array
 //! ```
 //!
 //! Making a view costs the engine about as much as running a tiny program. But a program's output is such a view:

@@ -22,7 +22,6 @@ use crate::{
         allocator::{
             array_cache::ArrayCache,
             trimmer::{TrimInterval, Trimmer},
-            uploads::Uploads,
         },
         device_memory::DeviceMemory,
         in_flight::{
@@ -43,8 +42,6 @@ pub struct Allocator {
     pub in_flight: Arc<InFlight>,
     /// The own memories of its devices.
     pub memories: Vec<Arc<DeviceMemory>>,
-    /// For each of them the small arrays that come from the host again and again.
-    uploads: Vec<Uploads>,
     /// When live buffers are moved.
     pub compaction: Compact,
     /// Whether arrays take the space of a TPU's tiles.
@@ -76,17 +73,9 @@ impl Allocator {
         memories: Vec<Arc<DeviceMemory>>,
         on_exhausted: OnExhausted,
     ) -> Self {
-        let in_flight: Arc<InFlight> = Arc::default();
-        let is_kept = Self::keeps(&settings) && session.view_kind == ViewKind::Host;
-        // An array of the tier is known by its buffer, so no two share one.
-        let uploads =
-            memories.iter().map(|memory| Uploads::new(is_kept && memory.tier.is_none(), Arc::clone(&in_flight)));
-        let uploads: Vec<_> = uploads.collect();
-        let caches = uploads.iter().map(|uploads| Arc::downgrade(uploads.cache())).collect();
         Self {
             session,
-            in_flight,
-            uploads,
+            in_flight: Arc::default(),
             spill: if memories.iter().any(|memory| memory.tier.is_some()) {
                 settings.spill.value.clone()
             } else {
@@ -102,7 +91,7 @@ impl Allocator {
             settings,
             on_exhausted,
             turn: Mutex::default(),
-            caches: Mutex::new(caches),
+            caches: Mutex::default(),
         }
     }
 
@@ -110,12 +99,6 @@ impl Allocator {
     /// once; and with compaction before each allocation, a kept array would save the allocation.
     pub fn keeps(settings: &Settings) -> bool {
         settings.strategy.value != Strategy::Platform && settings.compaction() != Compact::Always
-    }
-
-    /// The small arrays that come to `memory` from the host again and again; `None` for memory that is no device's own.
-    pub fn uploads(&self, memory: &Arc<DeviceMemory>) -> Option<&Uploads> {
-        let at = self.memories.iter().position(|own| Arc::ptr_eq(own, memory))?;
-        self.uploads.get(at)
     }
 
     /// Whether live buffers are moved when there is no room.
@@ -169,11 +152,6 @@ impl Allocator {
         let mut caches = self.caches.lock();
         caches.retain(|cache| cache.strong_count() > 0);
         caches.push(cache);
-    }
-
-    /// Clears the caches of uploads, which keep nothing more: the client ends.
-    pub fn close_uploads(&self) {
-        self.uploads.iter().for_each(|uploads| uploads.cache().close());
     }
 
     /// Clears every cache.

@@ -13,9 +13,8 @@
 //!  group.rs        memory that moves between processes that share a device
 //!  shared.rs       memory that moves between an arena and the engine's pool
 //!  pinned_host.rs  memory of the host that a GPU reads and writes by itself
-//!  array_cache.rs  arrays that are ready to be written again
+//!  array_cache.rs  outputs that are ready to be destinations again
 //!  kept.rs         its lists, which keep nothing while somebody waits for memory
-//!  uploads.rs      likewise for small arrays that come from the host again and again
 //!  oom.rs          the error of an allocation that found no room
 //!  trimmer.rs      the thread that trims idle memory
 //!  discard.rs      the pages of holes, a piece at a time
@@ -40,7 +39,6 @@ pub mod shared;
 pub mod sleep;
 pub mod spill;
 pub mod trimmer;
-pub mod uploads;
 pub mod warm;
 
 pub use core::Allocator;

@@ -207,7 +207,7 @@ impl Program {
         }
         Ok(Self {
             client,
-            dispatch: Arc::new(if plan.needs_no_context {
+            dispatch: Arc::new(if plan.needs_no_context && !plan.is_cheap {
                 Dispatch::measured()
             } else {
                 Dispatch::fixed(plan.is_cheap)

@@ -22,8 +22,8 @@ use crate::{
     memory::Provenance,
     report::snapshot::OriginKind,
     runtime::{
-        allocator::{allocate::allocate_or_explain, uploads::Small},
-        buffer::{Buffer, CacheSlot, CachedArray, storage::Storage, usage::Definition},
+        allocator::allocate::allocate_or_explain,
+        buffer::{Buffer, storage::Storage},
         client::{Client, MemorySpace},
         device_memory::{Allocation, origins::ORIGINS},
         in_flight::Resources,
@@ -37,11 +37,7 @@ pub struct Upload<'a> {
     client: &'a Client,
     space: MemorySpace<'a>,
     shape: Arc<Shape>,
-    /// The engine's view and our buffer that the block had before. The view goes before the block does.
-    reused: Option<(EngineBuffer, Arc<Buffer>)>,
     allocation: Allocation,
-    /// Where the array goes when its owner destroys it.
-    cache_slot: Option<CacheSlot>,
 }
 
 impl<'a> Upload<'a> {
@@ -55,23 +51,7 @@ impl<'a> Upload<'a> {
         let origin = ORIGINS.made_by(ORIGINS.of_shape(kind, &shape), stacks::current());
         let provenance = Provenance { origin, ..Provenance::default() };
         let allocation = allocate_or_explain(&client.allocator, space.arena(), &shape, provenance)?;
-        Ok(Self { client, space, shape, reused: None, allocation, cache_slot: None })
-    }
-
-    /// As [`Self::new`], for an array of the host with a shape whose arrays are kept: its block may be one of those.
-    ///
-    /// # Errors
-    /// RESOURCE_EXHAUSTED.
-    pub fn small(client: &'a Client, space: MemorySpace<'a>, small: &Small<'_>) -> Result<Self> {
-        let origin = ORIGINS.made_by(small.origin, stacks::current());
-        let provenance = Provenance { origin, ..Provenance::default() };
-        let shape = Arc::clone(small.shape);
-        let (reused, allocation) = match small.take(provenance) {
-            Some(CachedArray { view, allocation, buffer, .. }) => (Some((view, buffer)), allocation),
-            None => (None, allocate_or_explain(&client.allocator, space.arena(), &shape, provenance)?),
-        };
-        let cache_slot = Some(small.slot());
-        Ok(Self { client, space, shape, reused, allocation, cache_slot })
+        Ok(Self { client, space, shape, allocation })
     }
 
     /// The buffer of the block with the bytes that it has.
@@ -81,20 +61,17 @@ impl<'a> Upload<'a> {
     pub fn as_it_is(self) -> Outcome<Arc<Buffer>> {
         let session = self.client.session;
         session.open()?;
-        let buffer = if let Some((view, buffer)) = self.reused {
-            buffer.reuse(view, self.allocation, Definition::Defined);
-            buffer
-        } else {
-            let (address, array) = (self.allocation.address(), self.shape.array());
-            // SAFETY: the client is open, and the memory its own; the block is aligned, holds the array, and goes to
-            // the buffer, which frees it only after the view and what uses it.
-            let view = unsafe { EngineBuffer::view(session, self.space.memory(), address, array)? };
-            let buffer = self.buffer(view);
-            buffer.state().mark_defined();
-            buffer
-        };
-        // Before 0.114 the engine reports the view ready only after the programs that were started before.
-        buffer.state().queued = true;
+        // SAFETY: the client is open, and the memory its own; the block is aligned, holds the array, and goes to the
+        // buffer, which frees it only after the view and what uses it.
+        let view =
+            unsafe { EngineBuffer::view(session, self.space.memory(), self.allocation.address(), self.shape.array())? };
+        let buffer = self.buffer(view);
+        {
+            let mut state = buffer.state();
+            state.mark_defined();
+            // Before 0.114 the engine reports the view ready only after the programs that were started before.
+            state.queued = true;
+        }
         Ok(buffer)
     }
 
@@ -181,7 +158,6 @@ impl<'a> Upload<'a> {
     }
 
     fn buffer(self, view: EngineBuffer) -> Arc<Buffer> {
-        let storage = Storage::Arena(self.allocation);
-        Buffer::with_cache_slot(view, self.space.place(), self.shape, storage, self.cache_slot)
+        Buffer::new(view, self.space.place(), self.shape, Storage::Arena(self.allocation))
     }
 }
