@@ -28,8 +28,8 @@ pub trait OfEvent: Args {
 /// # Safety
 /// `args` must be NULL or point to the function's argument struct, `struct_size` bytes long.
 pub unsafe extern "C" fn of_event<A: OfEvent>(args: *mut A) -> *mut sys::PJRT_Error {
-    // SAFETY: the struct is NULL, or begins with its size and is as long as that says; the caller lends it for the call.
-    // It is looked at up to the event, which every version has.
+    // SAFETY: the struct is NULL, or begins with its size and is as long as that says; the caller lends it for the
+    // call. It is looked at up to the event, which every version has.
     unsafe {
         let size = args.cast::<usize>().as_ref();
         if size.is_some_and(|&size| size >= A::MIN_SIZE) && has_happened(A::event(args)) {

@@ -174,16 +174,25 @@ originals! {
     PJRT_FFI_Type_Register_Args: ffi.type_register;
 }
 
-impl Entry for sys::PJRT_Shardings_PJRT_Executable_ParameterShardings_Args {
-    fn run(call: Call<'_, Self>) -> Outcome {
-        call.required(call.executable, "executable")?;
-        let (theirs, out) = call.forward();
-        *out = theirs?;
-        if let Some(program) = EXECUTABLES.get(out.executable) {
-            out.num_parameters = program.visible(out.num_parameters);
+macro_rules! of_parameters {
+    ($($args:ident)*) => {$(
+        impl Entry for sys::$args {
+            fn run(call: Call<'_, Self>) -> Outcome {
+                call.required(call.executable, "executable")?;
+                let (theirs, out) = call.forward();
+                *out = theirs?;
+                if let Some(program) = EXECUTABLES.get(out.executable) {
+                    out.num_parameters = program.visible(out.num_parameters);
+                }
+                Ok(())
+            }
         }
-        Ok(())
-    }
+    )*};
+}
+
+of_parameters! {
+    PJRT_Layouts_PJRT_Executable_GetParameterLayouts_Args
+    PJRT_Shardings_PJRT_Executable_ParameterShardings_Args
 }
 
 impl Entry for sys::PJRT_Wait_Until_Buffer_Ready_On_Stream_Args {

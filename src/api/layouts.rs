@@ -9,12 +9,12 @@ use std::ptr;
 use crate::{
     api::{call::Call, entry::Entry},
     engine::Outcome,
-    runtime::{buffer::Buffer, executable::registry::EXECUTABLES, shape::element_bytes},
+    runtime::{buffer::Buffer, shape::element_bytes},
     sys,
 };
 
-/// The texts of the default layouts, by the number of dimensions: the last is the fastest (XLA's `Layout::ToString`). The
-/// address of a text is the handle of its layout.
+/// The texts of the default layouts, by the number of dimensions: the last is the fastest (XLA's `Layout::ToString`).
+/// The address of a text is the handle of its layout.
 static DEFAULTS: [&str; 9] = [
     "{}",
     "{0}",
@@ -81,17 +81,5 @@ impl Entry for sys::PJRT_Layouts_MemoryLayout_Destroy_Args {
         }
         let (theirs, _) = call.forward();
         theirs.map(drop)
-    }
-}
-
-impl Entry for sys::PJRT_Layouts_PJRT_Executable_GetParameterLayouts_Args {
-    fn run(call: Call<'_, Self>) -> Outcome {
-        call.required(call.executable, "executable")?;
-        let (theirs, out) = call.forward();
-        *out = theirs?;
-        if let Some(program) = EXECUTABLES.get(out.executable) {
-            out.num_parameters = program.visible(out.num_parameters);
-        }
-        Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! Executions that do not run in the caller's thread.
 //!
-//! A CPU client that is made with `asynchronous=false` runs a program in the thread that executes it, unless the program
-//! has to wait: for an argument, or for the program before it on its device (engine behaviour T44).
+//! A CPU client that is made with `asynchronous=false` runs a program in the thread that executes it, unless the
+//! program has to wait: for an argument, or for the program before it on its device (engine behaviour T44).
 //! The C API has no field that asks for the other way (XLA's `ExecuteOptions::execution_mode`). So a program that is to
 //! run on a thread of the engine is given something to wait for, until it has been executed:
 //!

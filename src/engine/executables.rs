@@ -1,7 +1,7 @@
-//! Programs that the engine has loaded: the description of one, and one that is compiled from a text of ours.
+//! The description of a program that the engine has loaded.
 
 use crate::{
-    engine::{EngineError, Live, Raw, failure::discard},
+    engine::{EngineError, Live, failure::discard},
     sys,
 };
 
@@ -33,35 +33,4 @@ impl Drop for Description<'_> {
         // SAFETY: the description is owned here, and this is its end.
         discard(unsafe { self.0.engine().call(args) }, "destroy the description of a program");
     }
-}
-
-/// Compiles a program in the form of text, with these serialised options.
-///
-/// # Errors
-/// The engine's.
-pub fn compile_text(
-    client: Live<'_, sys::PJRT_Client>,
-    text: &str,
-    options: &[u8],
-) -> Result<Raw<sys::PJRT_LoadedExecutable>, EngineError> {
-    let format = "mlir";
-    let mut program = sys::PJRT_Program {
-        struct_size: size_of::<sys::PJRT_Program>(),
-        code: text.as_ptr().cast_mut().cast(),
-        code_size: text.len(),
-        format: format.as_ptr().cast(),
-        format_size: format.len(),
-        ..Default::default()
-    };
-    // SAFETY: the client is alive, and texts and options outlive the call, which only reads them.
-    let compiled = unsafe {
-        client.engine().call(sys::PJRT_Client_Compile_Args {
-            client: client.raw(),
-            program: &raw mut program,
-            compile_options: options.as_ptr().cast(),
-            compile_options_size: options.len(),
-            ..Default::default()
-        })?
-    };
-    Ok(Raw(compiled.executable))
 }

@@ -16,7 +16,7 @@
 //!  views.rs     buffers of the engine that look at memory of ours
 //!  session.rs   a client of the engine, and whether it is still there
 //!  buffers.rs   buffers of the engine that we own
-//!  executables.rs the description of a loaded program; a text, compiled
+//!  executables.rs the description of a loaded program
 //!  asynchronous.rs executions that do not run in the caller's thread
 //!  fence.rs     the end of what a device was given so far
 //!  scratch/     warm memory for what the engine allocates itself

@@ -28,7 +28,7 @@ use rustix::{
 
 use crate::{
     device::host::Mappable,
-    engine::{Engine, EngineEvent, Live, executables::compile_text, ffi},
+    engine::{Engine, EngineEvent, ffi},
     error::{Code, Error, Result},
     sys,
     units::Bytes,
@@ -273,7 +273,25 @@ fn child(path: &Path) -> Result<Spoken> {
             })
             .map_err(refused)?
             .client;
-        let executable = compile_text(Live::new(engine, client), PROGRAM, &OPTIONS).map_err(refused)?.0;
+        let format = "mlir";
+        let mut program = sys::PJRT_Program {
+            struct_size: size_of::<sys::PJRT_Program>(),
+            code: PROGRAM.as_ptr().cast_mut().cast(),
+            code_size: PROGRAM.len(),
+            format: format.as_ptr().cast(),
+            format_size: format.len(),
+            ..Default::default()
+        };
+        let executable = engine
+            .call(sys::PJRT_Client_Compile_Args {
+                client,
+                program: &raw mut program,
+                compile_options: OPTIONS.as_ptr().cast(),
+                compile_options_size: OPTIONS.len(),
+                ..Default::default()
+            })
+            .map_err(refused)?
+            .executable;
         let mut options =
             sys::PJRT_ExecuteOptions { struct_size: size_of::<sys::PJRT_ExecuteOptions>(), ..Default::default() };
         let arguments: [*const *mut sys::PJRT_Buffer; 1] = [ptr::null()];

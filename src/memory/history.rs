@@ -10,7 +10,7 @@
 //! touches it as it fills. With a capacity of zero nothing is noted and no clock is read.
 //!
 //! Each event says enough to be undone: [`Past`] begins with the present blocks and undoes event after event. A result
-//! that reuses a kept destination that is live (`runtime/allocator/array_cache.rs`) does not ask the arena, so it
+//! that reuses a kept destination that is live (`runtime/allocator/output_cache.rs`) does not ask the arena, so it
 //! makes no event.
 
 use std::collections::{BTreeMap, VecDeque};

@@ -58,8 +58,8 @@ pub struct Signature {
     pub host_callbacks: bool,
     /// Whether it has a custom call: code that may look into an execute context.
     pub custom_calls: bool,
-    /// Whether it computes next to nothing besides its custom calls, by its operations, and, where it has such calls, by
-    /// what it takes and gives:
+    /// Whether it computes next to nothing besides its custom calls, by its operations, and, where it has such calls,
+    /// by what it takes and gives:
     /// XLA runs what takes less than 1000 flops in the caller's thread, and counts none for a custom call (XLA
     /// `cpu_client.cc`, `cheap_computation_`). An estimate: XLA counts what is left after its optimisations.
     pub is_cheap: bool,

@@ -4,7 +4,7 @@
 //!  report           a snapshot of every arena
 //!  execute/         PJRT_LoadedExecutable_Execute: call, launch, collect
 //!  transfer/        arrays from the host, between devices and memories, and back
-//!  executable/      compiled programs: plan, registration, array cache, serialisation
+//!  executable/      compiled programs: plan, registration, output cache, serialisation
 //!  client/          Client and Device; opening the devices; buffers that the engine made
 //!  nested/          clients of the engine that programs with host callbacks run on
 //!  allocator/       a block for an array: the reclaim loop, compaction, admission, trimming, the out-of-memory error

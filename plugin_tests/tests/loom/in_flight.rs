@@ -212,7 +212,7 @@ fn the_end_of_a_client_frees_what_completes_before_and_after() {
     });
 }
 
-/// An operation whose result goes to the array cache when it is reaped.
+/// An operation whose result goes to the output cache when it is reaped.
 struct Recycling {
     operation: Operation,
     world: Weak<CachingWorld>,
@@ -252,7 +252,7 @@ impl Ends for Recycling {
     }
 }
 
-/// An allocation that waits does not miss the block of a result that another call puts into the array cache at that
+/// An allocation that waits does not miss the block of a result that another call puts into the output cache at that
 /// moment: it clears the cache, or the cache does not keep it.
 #[test]
 fn an_allocation_that_waits_gets_a_block_that_goes_to_the_cache() {

@@ -4,12 +4,12 @@
 //! locks guard is modelled by cells: the checker reports two threads that meet in one.
 
 mod arena;
-mod array_cache;
 mod async_slot;
 mod buffer;
 mod group;
 mod in_flight;
 mod memory;
+mod output_cache;
 #[allow(dead_code, missing_docs, reason = "see the types that it stands for")]
 mod sync;
 

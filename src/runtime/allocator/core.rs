@@ -20,7 +20,7 @@ use crate::{
     },
     runtime::{
         allocator::{
-            array_cache::ArrayCache,
+            output_cache::OutputCache,
             trimmer::{TrimInterval, Trimmer},
         },
         device_memory::DeviceMemory,
@@ -62,7 +62,7 @@ pub struct Allocator {
     pub wanting: AtomicUsize,
     /// Of the launch that waits for memory while it holds some.
     turn: Mutex<()>,
-    caches: Mutex<Vec<Weak<ArrayCache>>>,
+    caches: Mutex<Vec<Weak<OutputCache>>>,
 }
 
 impl Allocator {
@@ -148,7 +148,7 @@ impl Allocator {
     }
 
     /// Registers a cache, which [`Self::clear_caches`] clears.
-    pub fn add_cache(&self, cache: Weak<ArrayCache>) {
+    pub fn add_cache(&self, cache: Weak<OutputCache>) {
         let mut caches = self.caches.lock();
         caches.retain(|cache| cache.strong_count() > 0);
         caches.push(cache);
@@ -157,7 +157,7 @@ impl Allocator {
     /// Clears every cache.
     pub fn clear_caches(&self) {
         // No lock is held while the engine destroys handles.
-        let caches: Vec<Arc<ArrayCache>> = self.caches.lock().iter().filter_map(Weak::upgrade).collect();
+        let caches: Vec<Arc<OutputCache>> = self.caches.lock().iter().filter_map(Weak::upgrade).collect();
         caches.iter().for_each(|cache| cache.clear());
     }
 

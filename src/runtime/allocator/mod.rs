@@ -13,7 +13,7 @@
 //!  group.rs        memory that moves between processes that share a device
 //!  shared.rs       memory that moves between an arena and the engine's pool
 //!  pinned_host.rs  memory of the host that a GPU reads and writes by itself
-//!  array_cache.rs  outputs that are ready to be destinations again
+//!  output_cache.rs  outputs that are ready to be destinations again
 //!  kept.rs         its lists, which keep nothing while somebody waits for memory
 //!  oom.rs          the error of an allocation that found no room
 //!  trimmer.rs      the thread that trims idle memory
@@ -23,7 +23,6 @@
 
 pub mod admission;
 pub mod allocate;
-pub mod array_cache;
 pub mod call_needs;
 pub mod compaction;
 pub mod core;
@@ -31,6 +30,7 @@ pub mod discard;
 pub mod group;
 mod kept;
 pub mod oom;
+pub mod output_cache;
 pub mod pinned_host;
 pub mod prefetch;
 pub mod prospects;

@@ -30,4 +30,4 @@ pub mod usage;
 pub use body::Body;
 pub use buffer_ref::BufferRef;
 pub use donation_hold::{DonationHold, borrowed};
-pub use pjrt_buffer::{Buffer, CacheSlot, CachedArray, GONE, Hold, Place, Recycle, Recycled};
+pub use pjrt_buffer::{Buffer, CacheSlot, CachedOutput, GONE, Hold, Place, Recycle, Recycled};

@@ -50,7 +50,7 @@ impl Resident for Buffer {
     }
 
     fn use_key(&self) -> Option<UseKey> {
-        // Only a program's results share their buffer with others, in the array cache, and have another key.
+        // Only a program's results share their buffer with others, in the output cache, and have another key.
         let provenance = self.usage().peek(|body| body.storage.block().map(Allocation::provenance))?;
         Some(UseKey::new(provenance, || self.number.get()))
     }

@@ -416,7 +416,7 @@ impl Buffer {
 /// A block with a view of it, which the next execution can be donated.
 ///
 /// Dropped, it destroys the view, which may block, and frees the block: only in calls of the C API, and without a lock.
-pub struct CachedArray {
+pub struct CachedOutput {
     /// The engine's buffer over the block. It goes before the block does.
     pub view: EngineBuffer,
     /// The block.
@@ -427,7 +427,7 @@ pub struct CachedArray {
     pub retired: bool,
 }
 
-impl CachedArray {
+impl CachedOutput {
     /// Keeps it in the cache for the next execution, if there may be one. Only in calls of the C API.
     #[inline]
     pub fn keep(self) {
@@ -456,7 +456,7 @@ pub const LARGEST_CACHED: usize = 64 << 10;
 pub trait Recycle: Send + Sync {
     /// Keeps `output` for the next execution of the program, as its `destination`, or drops it if there are enough,
     /// if there is no next execution, or if a thread waits for memory.
-    fn put(&self, destination: usize, output: CachedArray);
+    fn put(&self, destination: usize, output: CachedOutput);
 }
 
 /// Where a buffer's block and handle go when its owner destroys it.
@@ -481,7 +481,7 @@ impl Recycled {
     /// Keeps it for the next execution, if it can be written again. Only in calls of the C API.
     pub fn keep(mut self) {
         if let Some(view) = self.view.take_if(|_| self.whole) {
-            CachedArray { view, allocation: self.allocation, buffer: self.buffer, retired: true }.keep();
+            CachedOutput { view, allocation: self.allocation, buffer: self.buffer, retired: true }.keep();
         }
     }
 

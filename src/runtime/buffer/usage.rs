@@ -95,8 +95,8 @@ impl<T> Usage<T> {
         Some(state).filter(|state| !state.moving && !state.referring)
     }
 
-    /// As [`Self::lock`], for an outsider that comes or goes: waits also while the engine is told of others. Its list of
-    /// those who refer to a buffer has no lock of its own.
+    /// As [`Self::lock`], for an outsider that comes or goes: waits also while the engine is told of others. Its list
+    /// of those who refer to a buffer has no lock of its own.
     pub fn lock_to_refer(&self) -> MutexGuard<'_, State<T>> {
         let mut state = self.state.lock();
         while state.moving || state.referring {

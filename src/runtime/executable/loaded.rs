@@ -18,7 +18,7 @@ use crate::{
     memory::{Donation, OriginId, Strategy},
     program::HostMemory,
     runtime::{
-        allocator::{Allocator, allocate::footprint, array_cache::ArrayCache, pinned_host::KIND},
+        allocator::{Allocator, allocate::footprint, output_cache::OutputCache, pinned_host::KIND},
         buffer::{BufferRef, CacheSlot},
         client::{Client, Device},
         counters::{Executions, Miss, Tally},
@@ -337,8 +337,8 @@ pub struct Loaded {
     pub program: Arc<Program>,
     /// The addressable devices that it runs on, in the order of the argument lists.
     pub devices: Vec<Raw<sys::PJRT_Device>>,
-    /// For each device the cached arrays.
-    pub caches: Vec<Arc<ArrayCache>>,
+    /// For each device the cached outputs.
+    pub caches: Vec<Arc<OutputCache>>,
     /// The same program on nested clients of the engine.
     pub nested_executables: NestedExecutables,
     /// For each device a hash of the addresses of the last execution's arrays; zero before the first.
@@ -352,7 +352,7 @@ impl Loaded {
     pub fn new(client: Arc<Client>, program: Arc<Program>, devices: Vec<Raw<sys::PJRT_Device>>) -> Self {
         let count = if Allocator::keeps(&client.settings) { program.plan.destinations.len() } else { 0 };
         let caches: Vec<_> =
-            devices.iter().map(|_| ArrayCache::new(count, Arc::clone(&client.allocator.in_flight))).collect();
+            devices.iter().map(|_| OutputCache::new(count, Arc::clone(&client.allocator.in_flight))).collect();
         if count > 0 {
             for cache in &caches {
                 client.allocator.add_cache(Arc::downgrade(cache));

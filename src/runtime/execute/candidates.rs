@@ -16,13 +16,13 @@ pub struct Candidate {
     pub address: usize,
     /// The block, until a result takes it.
     pub allocation: Option<Allocation>,
-    /// The buffer that had the block in the execution before, if it comes from the array cache.
+    /// The buffer that had the block in the execution before, if it comes from the output cache.
     pub reused: Option<Arc<Buffer>>,
 }
 
 impl Candidate {
     /// A block of an arena or of a tier, and the buffer that had it in the execution before, if it comes from the
-    /// array cache.
+    /// output cache.
     #[inline]
     pub fn new(origin: Origin, allocation: Allocation, reused: Option<Arc<Buffer>>) -> Self {
         Self { origin, address: allocation.address(), allocation: Some(allocation), reused }

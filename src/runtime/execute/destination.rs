@@ -16,7 +16,7 @@ pub struct Destination {
     pub view: EngineBuffer,
     /// The block.
     pub block: DestinationBlock,
-    /// The buffer that had the block in the execution before, if it comes from the array cache.
+    /// The buffer that had the block in the execution before, if it comes from the output cache.
     pub reused: Option<Arc<Buffer>>,
 }
 

@@ -20,7 +20,7 @@ use crate::{
             pinned_host::admit_pinned,
             reclaim::{SearchEnd, WaitPolicy},
         },
-        buffer::{BufferRef, CachedArray},
+        buffer::{BufferRef, CachedOutput},
         client::{Client, Device},
         device_memory::{
             Allocation, DeviceMemory, ScratchReservation,
@@ -54,7 +54,7 @@ fn is_kept_in_tier(buffer: BufferRef<'_>) -> bool {
 pub struct DeviceLaunch<'a> {
     /// The caller's arguments, once they are acquired. Dropped first: their use ends before anything below is freed.
     pub arguments: SmallVec<[Argument<'a>; 8]>,
-    /// The device's index among the program's devices, which finds its array cache: not the number of the argument
+    /// The device's index among the program's devices, which finds its output cache: not the number of the argument
     /// list, where the caller chose one of several devices. Out of range where the program has no such device.
     pub device_index: usize,
     /// The device; `None` if this process cannot address it.
@@ -390,7 +390,7 @@ impl<'a> DeviceLaunch<'a> {
         for (number, &result) in plan.destinations.iter().enumerate() {
             let provenance = Provenance { origin: self.origin(&loaded.program, result), run: self.run };
             let output = loaded.caches.get(self.device_index).and_then(|cache| cache.take(number, provenance));
-            if let Some(CachedArray { allocation, view, buffer, .. }) = output {
+            if let Some(CachedOutput { allocation, view, buffer, .. }) = output {
                 let block = DestinationBlock::new(allocation, None);
                 self.destinations.push(Destination { view, block, reused: Some(buffer) });
                 continue;

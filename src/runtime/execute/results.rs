@@ -148,7 +148,7 @@ struct Launched<'a> {
     origin: OriginId,
 }
 
-/// The buffer of a result in a candidate's block: the one that the candidate's array cache kept, or a new one.
+/// The buffer of a result in a candidate's block: the one that the candidate's output cache kept, or a new one.
 fn in_block(
     launched: &Launched<'_>,
     result: usize,

@@ -4,7 +4,7 @@
 //!  track ------- engine runs ------- completion event --- the next call of the C API
 //!                                       |                    |
 //!                                       operation is done    reap: the blocks that its buffers gave up are free, small
-//!                                                            results go to the cache (allocator/array_cache.rs),
+//!                                                            results go to the cache (allocator/output_cache.rs),
 //!                                                            consumed handles and contexts are destroyed
 //!
 //!  resources.rs     what an operation keeps alive

@@ -7,7 +7,7 @@ use crate::{
     memory::Provenance,
     runtime::{
         buffer::{
-            pjrt_buffer::{Buffer, CachedArray, LARGEST_CACHED, Recycled},
+            pjrt_buffer::{Buffer, CachedOutput, LARGEST_CACHED, Recycled},
             storage::{Access, Storage},
             usage::{Life, Trust, User},
         },
@@ -67,7 +67,7 @@ impl Buffer {
                 && let Some((view, allocation)) = state.take_for_reuse()
             {
                 drop(state);
-                CachedArray { view, allocation, buffer: self, retired: false }.keep();
+                CachedOutput { view, allocation, buffer: self, retired: false }.keep();
                 return None;
             }
             if state.begin_recycling() {

@@ -28,8 +28,8 @@ impl Drop for Referring<'_> {
 }
 
 impl Buffer {
-    /// Lets an outsider come: `add` counts it. The engine is told before, if it has to know. The buffer's handle must be
-    /// in use.
+    /// Lets an outsider come: `add` counts it. The engine is told before, if it has to know. The buffer's handle must
+    /// be in use.
     ///
     /// # Errors
     /// INVALID_ARGUMENT if the buffer was deleted or donated, or the engine's; nobody came then.

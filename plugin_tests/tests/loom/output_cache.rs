@@ -1,4 +1,4 @@
-//! The lists of the array cache: adding against closing, clearing and waiting for memory; taking against clearing.
+//! The lists of the output cache: adding against closing, clearing and waiting for memory; taking against clearing.
 
 use loom::{cell::UnsafeCell, thread};
 use std::sync::Arc;

@@ -29,7 +29,7 @@ use crate::{
     memory::Provenance,
     runtime::{
         allocator::kept::Kept,
-        buffer::pjrt_buffer::{CachedArray, LARGEST_CACHED, Recycle},
+        buffer::pjrt_buffer::{CachedOutput, LARGEST_CACHED, Recycle},
         in_flight::InFlight,
     },
     units::Bytes,
@@ -42,13 +42,13 @@ const MOST: usize = 64;
 const MOST_BYTES: Bytes = Bytes::mib(1);
 
 /// The cached outputs of one program on one device, a list for each destination.
-pub struct ArrayCache {
+pub struct OutputCache {
     /// Says whether an allocation waits for memory.
     in_flight: Arc<InFlight>,
-    places: Kept<Vec<CachedArray>>,
+    places: Kept<Vec<CachedOutput>>,
 }
 
-impl ArrayCache {
+impl OutputCache {
     /// An empty cache for `destinations`.
     pub fn new(destinations: usize, in_flight: Arc<InFlight>) -> Arc<Self> {
         Arc::new(Self { in_flight, places: Kept::new(destinations) })
@@ -61,7 +61,7 @@ impl ArrayCache {
 
     /// The output of `destination` that was cached last, if there is one, for the execution in `provenance` to write.
     #[inline]
-    pub fn take(&self, destination: usize, provenance: Provenance) -> Option<CachedArray> {
+    pub fn take(&self, destination: usize, provenance: Provenance) -> Option<CachedOutput> {
         let mut output = self.places.list(destination)?.pop()?;
         match output.renew(provenance) {
             Ok(()) => Some(output),
@@ -83,8 +83,8 @@ impl ArrayCache {
     }
 }
 
-impl Recycle for ArrayCache {
-    fn put(&self, destination: usize, mut output: CachedArray) {
+impl Recycle for OutputCache {
+    fn put(&self, destination: usize, mut output: CachedOutput) {
         if let Some(mut place) = self.places.open(destination, || self.in_flight.has_waiters()) {
             let others = place.len();
             let bytes = output.allocation.size().get();
