@@ -22,6 +22,8 @@ class Backend:
     #: JAX's name of the platform.
     platform: str
     variables: dict[str, str] = field(default_factory=dict)
+    #: Whether JAX's CPU backend may run programs in threads of its own, as by default. The others know no such option.
+    asynchronous: bool = True
     #: The program writes into so many donated destinations in turn; 0: its results go where the backend puts them.
     destinations: int = 0
 
@@ -44,6 +46,7 @@ BACKENDS = {
     backend.name: backend
     for backend in (
         Backend(REFERENCE, "JAX's CPU", "cpu"),
+        Backend("synchronous", "JAX's CPU, synchronous", "cpu", asynchronous=False),
         Backend("bare", "bare engine", "bare"),
         _arena("arena", "pjrt-arena", STRATEGY="preallocate"),
         _arena("growing", "growing", STRATEGY="growing"),
@@ -91,6 +94,7 @@ def enter(backend: Backend, devices: int, folder: Path) -> None:
     if backend.platform == "cpu":
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", devices)
+        jax.config.update("jax_cpu_enable_async_dispatch", backend.asynchronous)
     else:
         # "cpu" second, as users have it.
         jax.config.update("jax_platforms", f"{backend.platform},cpu")

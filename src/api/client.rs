@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::{
     api::{call::Call, entry::Entry},
-    config::{EngineKind, Environment, OptionValue, Scratch, Settings},
+    config::{EngineKind, Environment, Inline, OptionValue, Scratch, Settings},
     engine::{
         EngineError, Failure, Live, Outcome, asynchronous, failure::discard, named_values::named_values, process,
         scratch,
@@ -78,8 +78,8 @@ impl Entry for sys::PJRT_Client_Create_Args {
         // Checks the settings before the engine starts its threads.
         let share = limits::check(&settings, process::kind())?;
         let mut for_engine = settings.engine_options(process::kind(), share)?;
-        let inline =
-            process::kind() == Some(EngineKind::Cpu) && asynchronous::is_possible(engine) && for_engine.run_inline();
+        let takes_it = process::kind() == Some(EngineKind::Cpu) && asynchronous::is_possible(engine);
+        let inline = if takes_it { for_engine.run_inline() } else { Inline::Short };
         for warning in &for_engine.warnings {
             log::warn!("{warning}");
         }

@@ -41,14 +41,29 @@ pub struct EngineOptions {
 /// The CPU engine's option: whether programs run on threads of its own, and not in the caller's.
 const ASYNCHRONOUS: &str = "asynchronous";
 
+/// Which programs an engine runs in the caller's thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Inline {
+    /// Those that it takes for short.
+    #[default]
+    Short,
+    /// All that need not wait: the user asked for it.
+    All,
+    /// All that need not wait, and pjrt-arena has the long ones wait.
+    AllButLong,
+}
+
 impl EngineOptions {
-    /// Has a CPU engine run programs in the caller's thread; whether it does, because the caller may have decided.
-    pub fn run_inline(&mut self) -> bool {
-        let is_free = self.values.iter().all(|(name, _)| name != ASYNCHRONOUS);
-        if is_free {
-            self.values.push((ASYNCHRONOUS.to_owned(), OptionValue::Bool(false)));
+    /// Has a CPU engine run programs in the caller's thread, unless the user has decided.
+    pub fn run_inline(&mut self) -> Inline {
+        match self.values.iter().find(|(name, _)| name == ASYNCHRONOUS) {
+            Some((_, OptionValue::Bool(false))) => Inline::All,
+            Some(_) => Inline::Short,
+            None => {
+                self.values.push((ASYNCHRONOUS.to_owned(), OptionValue::Bool(false)));
+                Inline::AllButLong
+            }
         }
-        is_free
     }
 }
 

@@ -46,7 +46,7 @@ mod tests;
 mod values;
 mod xla_flags;
 
-pub use crate::config::engine_options::EngineOptions;
+pub use crate::config::engine_options::{EngineOptions, Inline};
 pub use crate::config::environment::{Environment, OptionValue};
 pub use crate::config::limit::{Fraction, GRANULE_BYTES, Limit};
 pub use crate::config::pinned_limit::PinnedLimit;

@@ -10,6 +10,7 @@ mod group;
 mod in_flight;
 mod memory;
 mod output_cache;
+mod stillness;
 #[allow(dead_code, missing_docs, reason = "see the types that it stands for")]
 mod sync;
 
@@ -31,6 +32,7 @@ library! {
     "../../../src/memory/arena/lock.rs" lock;
     "../../../src/runtime/buffer/usage.rs" usage;
     "../../../src/runtime/allocator/kept.rs" kept;
+    "../../../src/runtime/in_flight/launches.rs" launches;
     "../../../src/runtime/in_flight/queue.rs" queue;
     "../../../src/runtime/transfer/delivery.rs" delivery;
 }

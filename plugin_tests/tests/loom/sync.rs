@@ -182,7 +182,7 @@ pub mod atomic {
     }
 
     atomic!(AtomicBool, bool);
-    counting!(AtomicIsize, isize; AtomicU32, u32; AtomicUsize, usize;);
+    counting!(AtomicIsize, isize; AtomicU32, u32; AtomicU64, u64; AtomicUsize, usize;);
 }
 
 /// As the crate's own, by a lock that stands for the kernel's: it is held while the number is compared, and while

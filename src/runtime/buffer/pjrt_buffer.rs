@@ -260,11 +260,11 @@ impl Buffer {
         self.begin_use_and_tell(user).map(|(handle, _)| handle)
     }
 
-    /// As [`Buffer::begin_use_for`]; tells, too, whether the bytes are [good](State::is_good).
+    /// As [`Buffer::begin_use_for`]; tells, too, what is known of the execution that writes the bytes.
     ///
     /// # Errors
     /// As [`Buffer::begin_use`].
-    pub fn begin_use_and_tell(&self, user: User) -> Result<(*mut sys::PJRT_Buffer, bool)> {
+    pub fn begin_use_and_tell(&self, user: User) -> Result<(*mut sys::PJRT_Buffer, Definition)> {
         self.begin_use_by(user, |state| state.begin_use(user))
     }
 
@@ -276,7 +276,7 @@ impl Buffer {
         &self,
         argument: &Arc<Undonated>,
         launch: Execution,
-    ) -> Result<(*mut sys::PJRT_Buffer, bool)> {
+    ) -> Result<(*mut sys::PJRT_Buffer, Definition)> {
         self.begin_use_by(User::Execution, |state| {
             let replaceable = self.is_replaceable(state);
             state.begin_undonated_use(argument, launch.step, replaceable);
@@ -292,16 +292,20 @@ impl Buffer {
     }
 
     #[inline]
-    fn begin_use_by(&self, user: User, begin: impl FnOnce(&mut State<Body>)) -> Result<(*mut sys::PJRT_Buffer, bool)> {
+    fn begin_use_by(
+        &self,
+        user: User,
+        begin: impl FnOnce(&mut State<Body>),
+    ) -> Result<(*mut sys::PJRT_Buffer, Definition)> {
         let mut state = self.state();
         let handle = self.live_handle(&state)?;
         begin(&mut state);
-        let good = state.is_good();
+        let definition = state.definition();
         if state.storage.is_spilled() {
             drop(state);
             self.check_readable().inspect_err(|_| self.end_use_for(user))?;
         }
-        Ok((handle, good))
+        Ok((handle, definition))
     }
 
     /// Whether the bytes can be read in the tier, where they stay because they are in use.
@@ -332,18 +336,18 @@ impl Buffer {
     ///
     /// # Errors
     /// As [`Buffer::begin_use`].
-    pub fn begin_donation(&self, user: User) -> Result<Option<(*mut sys::PJRT_Buffer, bool)>> {
+    pub fn begin_donation(&self, user: User) -> Result<Option<(*mut sys::PJRT_Buffer, Definition)>> {
         let Some(mut state) = self.usage().lock_for_donation() else { return Ok(None) };
         let handle = self.live_handle(&state).inspect_err(|_| state.end_donation())?;
         state.begin_use(user);
-        let (good, has_outsiders) = (state.is_good(), state.is_referenced());
+        let (definition, has_outsiders) = (state.definition(), state.is_referenced());
         drop(state);
         if has_outsiders && let Err(error) = self.tell_before_donation() {
             drop(self.end_donation(false, true));
             self.end_use_for(user);
             return Err(error.into());
         }
-        Ok(Some((handle, good)))
+        Ok(Some((handle, definition)))
     }
 
     /// Ends a call that may have `consumed` the buffer. Gives the memory then, unless the call `failed` and another

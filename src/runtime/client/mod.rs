@@ -26,7 +26,7 @@ use std::{
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::{
-    config::{Prefetch, Settings, Spill, ZeroCopy},
+    config::{Inline, Prefetch, Settings, Spill, ZeroCopy},
     engine::{Outcome, Raw, scratch, session::Session, views::ViewKind},
     error::Error,
     fork::PerProcess,
@@ -159,8 +159,8 @@ pub struct Client {
     pub counters: Counters,
     /// The nested clients that programs with host callbacks run on.
     pub nested: Arc<NestedSessions>,
-    /// Whether the engine runs programs in the caller's thread, unless they have to wait.
-    pub runs_inline: bool,
+    /// Which programs the engine runs in the caller's thread.
+    pub inline: Inline,
     /// Counts the bytes of the engine's and of outsiders' memory on devices that this process cannot address.
     elsewhere: Arc<AtomicI64>,
     /// Alias buffers whose contents are to come.
@@ -216,7 +216,7 @@ impl Client {
             devices,
             platform_version,
             counters: Counters::default(),
-            runs_inline: false,
+            inline: Inline::default(),
             elsewhere: Arc::default(),
             aliases: Aliases::default(),
             giver: Giver::default(),

@@ -16,7 +16,7 @@ use std::{
 };
 
 use crate::{
-    config::{Compact, HugePages, Outcome as Decided, Settings, Spill, strategy_name},
+    config::{Compact, HugePages, Inline, Outcome as Decided, Settings, Spill, strategy_name},
     device::{
         Carrier, ScratchPool,
         cuda::{CudaBacking, CudaDevice, Driver, EnginePool, FixedShare, KeptPool, PinnedBacking, Vendor},
@@ -64,14 +64,14 @@ struct Memory {
 
 /// Opens the engine's new client: decides which memory each device's arena divides, and makes the arenas.
 ///
-/// `inline` says that the engine runs programs in the caller's thread.
+/// `inline` says which programs the engine runs in the caller's thread.
 ///
 /// # Errors
 /// The engine's, or INVALID_ARGUMENT for a limit that a device cannot have.
 pub fn open_devices(
     client: Live<'_, sys::PJRT_Client>,
     settings: Settings,
-    (share, inline): (Option<f32>, bool),
+    (share, inline): (Option<f32>, Inline),
     on_exhausted: OnExhausted,
 ) -> Outcome<Arc<Client>> {
     let shown = Shown::of(client)?;
@@ -96,7 +96,7 @@ pub fn open_devices(
     let orders_executions = vendor_of(process::kind()).is_some();
     let session = Session::new(client.engine(), Raw(client.raw()), (view_kind, aliasable), orders_executions);
     let mut client = Client::new(session, settings, devices, version, on_exhausted);
-    client.runs_inline = inline;
+    client.inline = inline;
     Ok(Arc::new(client))
 }
 

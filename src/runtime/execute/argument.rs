@@ -26,7 +26,7 @@ use crate::{
         buffer::{
             Buffer, BufferRef,
             storage::{Access, Storage},
-            usage::{Undonated, User},
+            usage::{Definition, Undonated, User},
         },
         device_memory::Allocation,
     },
@@ -53,8 +53,8 @@ pub struct Argument<'a> {
     /// What the engine is passed: the buffer's own view, which stays while the buffer is in use, or another one that
     /// the launch keeps until its arguments are dropped.
     handle: *mut sys::PJRT_Buffer,
-    /// Whether it holds no error, and will hold none.
-    pub is_good: bool,
+    /// What is known of the execution that writes it.
+    pub definition: Definition,
     hold: Hold,
 }
 
@@ -64,8 +64,8 @@ impl<'a> Argument<'a> {
     /// # Errors
     /// INVALID_ARGUMENT if it was deleted or donated.
     pub fn read(buffer: BufferRef<'a>) -> Result<Self> {
-        let (handle, is_good) = buffer.begin_use_and_tell(User::Execution)?;
-        Ok(Self { buffer, handle, is_good, hold: Hold::Read })
+        let (handle, definition) = buffer.begin_use_and_tell(User::Execution)?;
+        Ok(Self { buffer, handle, definition, hold: Hold::Read })
     }
 
     /// As [`Self::read`], of an `undonated` argument, by this launch.
@@ -73,8 +73,8 @@ impl<'a> Argument<'a> {
     /// # Errors
     /// INVALID_ARGUMENT if it was deleted or donated.
     pub fn read_undonated(buffer: BufferRef<'a>, undonated: &Arc<Undonated>, launch: Execution) -> Result<Self> {
-        let (handle, is_good) = buffer.begin_undonated_use(undonated, launch)?;
-        Ok(Self { buffer, handle, is_good, hold: Hold::Read })
+        let (handle, definition) = buffer.begin_undonated_use(undonated, launch)?;
+        Ok(Self { buffer, handle, definition, hold: Hold::Read })
     }
 
     /// An argument that the program may consume; `None` while a program from a host callback reads it: that program
@@ -84,7 +84,7 @@ impl<'a> Argument<'a> {
     /// INVALID_ARGUMENT if it was deleted or donated.
     pub fn donate(buffer: BufferRef<'a>) -> Result<Option<Self>> {
         let begun = buffer.begin_donation(User::Execution)?;
-        Ok(begun.map(|(handle, is_good)| Self { buffer, handle, is_good, hold: Hold::Donated }))
+        Ok(begun.map(|(handle, definition)| Self { buffer, handle, definition, hold: Hold::Donated }))
     }
 
     /// An argument in a block of an arena that a program on another client may consume, and the block's address.
@@ -98,13 +98,14 @@ impl<'a> Argument<'a> {
         let address = state.allocation().map(Allocation::address).filter(|_| buffer.access == Access::Full);
         let address = address.filter(|_| state.donate_exclusively());
         drop(state);
-        Ok(address.map(|address| (Self { buffer, handle, is_good: true, hold: Hold::Exclusive }, address)))
+        Ok(address
+            .map(|address| (Self { buffer, handle, definition: Definition::Defined, hold: Hold::Exclusive }, address)))
     }
 
     /// An argument that a program on another client reads, by `view`, for as long as the program runs. `donated` says
     /// that the program was to consume it. The launch keeps the view until this is dropped.
     pub(super) fn lent(buffer: BufferRef<'a>, view: &EngineBuffer, donated: bool) -> Self {
-        Self { buffer, handle: view.raw(), is_good: true, hold: Hold::Lent { donated } }
+        Self { buffer, handle: view.raw(), definition: Definition::Defined, hold: Hold::Lent { donated } }
     }
 
     /// Has the program that is donated this argument wait for what is given back; `None` if it is not donated, or if

@@ -9,7 +9,9 @@ use std::{
 use smallvec::SmallVec;
 
 use crate::{
-    engine::{Engine, EngineBuffer, EngineEvent, Live, Outcome, Session, failure::required, process, views},
+    engine::{
+        Engine, EngineBuffer, EngineError, EngineEvent, Live, Outcome, Session, failure::required, process, views,
+    },
     error::Error,
     runtime::{
         buffer::buffer_ref::BufferRef,
@@ -275,10 +277,13 @@ pub struct Outputs<'a> {
 
 impl Outputs<'_> {
     /// The event of one of them being ready.
-    pub fn ready_event(&self, at: usize) -> Option<EngineEvent> {
+    ///
+    /// # Errors
+    /// The engine's.
+    pub fn ready_event(&self, at: usize) -> Result<EngineEvent, EngineError> {
         // SAFETY: the buffer is alive until it is taken, and the session's client during the call.
-        let output = unsafe { Live::new(self.session.engine, self.list.get(at)?.get()) };
-        views::ready_event(output).ok()
+        let output = unsafe { Live::new(self.session.engine, self.list[at].get()) };
+        views::ready_event(output)
     }
 }
 

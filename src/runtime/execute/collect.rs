@@ -33,11 +33,11 @@ fn context(call: Call<'_>) -> Option<Arc<dyn Any + Send + Sync>> {
 
 /// After a launch that the engine refused or gave up: arguments that it has consumed all the same are gone, and
 /// everything else is freed. Programs that it has launched may be under way, of several devices on those before, or
-/// where it `threw`, unless the launch is over.
+/// where it `threw`, unless the launch knows better.
 #[cold]
 pub fn abandon(launch: &mut Launch<'_>, threw: bool) {
     let client = &launch.call.loaded.client;
-    let may_run = (launch.devices.len() > 1 || threw) && !launch.is_over;
+    let may_run = launch.under_way.unwrap_or(launch.devices.len() > 1 || threw);
     let are_known = launch.call.donated().is_some();
     let mut waited_for = Vec::new();
     for (index, device) in launch.devices.iter_mut().enumerate() {

@@ -7,16 +7,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use crate::{
-    config::Spill,
+    config::{Inline, Spill},
     engine::{EngineError, EngineEvent, Failure, Outcome, asynchronous::Dependency, views::ViewKind},
     handlers::python::stacks,
     report::stacks::StackId,
     runtime::{
         allocator::{reclaim::WaitPolicy, spill},
+        buffer::usage::Definition,
         dispatch::Thread,
+        executable::loaded::Loaded,
         execute::{
             argument::Argument,
             call::{Call, Outputs},
@@ -27,7 +29,7 @@ use crate::{
             nested::NestedRun,
             unplaced::Unplaced,
         },
-        in_flight::deadline::cancelled,
+        in_flight::{self, Stillness, deadline::cancelled},
     },
     sys,
 };
@@ -64,10 +66,14 @@ pub struct Launch<'a> {
     pub nested: Option<Box<NestedRun<'a>>>,
     /// Whether its programs may fail yet, once the engine has accepted them.
     pub may_fail: bool,
-    /// Whether its programs have ended or never began, though it failed.
-    pub is_over: bool,
+    /// Whether its programs are under way although it failed, where that is known.
+    pub under_way: Option<bool>,
     /// When the engine was called, and where it runs the program, if that can be chosen.
     pub began: Option<(Instant, Thread)>,
+    /// Where its program is over when the engine returns, unless another one has come under way since.
+    stillness: Option<Stillness>,
+    /// Where its programs may be under way then.
+    counted: Option<in_flight::Launch<'a>>,
     /// How many handles the engine is passed for each device: the arguments, then the destinations.
     width: usize,
     /// The Python code that calls it, where that is recorded.
@@ -84,8 +90,10 @@ impl<'a> Launch<'a> {
             devices: SmallVec::new(),
             nested: None,
             may_fail: true,
-            is_over: false,
+            under_way: None,
             began: None,
+            stillness: None,
+            counted: None,
             width,
             stack: stacks::current(),
         }
@@ -217,7 +225,8 @@ impl<'a> Launch<'a> {
         }
         let loaded = self.call.loaded;
         let mut arguments = self.devices.iter().flat_map(|launch| &launch.arguments);
-        self.may_fail = !loaded.program.plan.needs_no_context || !arguments.all(|argument| argument.is_good);
+        self.may_fail =
+            !loaded.program.plan.needs_no_context || !arguments.all(|argument| argument.definition.is_good());
         if self.may_fail && !self.is_waited_for() {
             for launch in &self.devices {
                 for argument in &launch.arguments {
@@ -261,13 +270,27 @@ impl<'a> Launch<'a> {
     #[inline]
     fn hold_back(&mut self) -> Result<SmallVec<[Dependency; 1]>, EngineError> {
         let loaded = self.call.loaded;
-        if !loaded.client.runs_inline || self.is_waited_for() {
+        if loaded.client.inline == Inline::Short || self.is_waited_for() {
             return Ok(SmallVec::new());
         }
-        let dependencies = if loaded.program.dispatch.is_inline() { SmallVec::new() } else { self.dependencies()? };
+        let is_held = loaded.client.inline == Inline::AllButLong && !loaded.program.dispatch.is_inline();
+        let dependencies = if is_held { self.dependencies()? } else { SmallVec::new() };
         let thread = if dependencies.is_empty() { Thread::Callers } else { Thread::Engines };
         self.began = Some((Instant::now(), thread));
         Ok(dependencies)
+    }
+
+    /// A moment from before the launch, if its program is over when the engine returns unless another one has come under
+    /// way since: it runs in the caller's thread, on one device, waits for no argument, and cannot fail.
+    #[inline]
+    fn stillness(&self) -> Option<Stillness> {
+        let Loaded { client, program, devices, .. } = self.call.loaded;
+        let ([device], [_], Some((_, Thread::Callers))) = (&*self.devices, &**devices, self.began) else { return None };
+        let is_there = |argument: &Argument<'_>| argument.definition == Definition::Defined;
+        if self.may_fail || program.results.is_empty() || !device.arguments.iter().all(is_there) {
+            return None;
+        }
+        client.allocator.in_flight.stillness()
     }
 
     /// What keeps the program out of the caller's thread: its first destination, or else its first donated argument, on
@@ -292,6 +315,18 @@ impl<'a> Launch<'a> {
         held.filter_map(refused).collect()
     }
 
+    /// The end of a program that was to be over when the engine returned, and may be behind another one: that of its
+    /// first result.
+    ///
+    /// # Errors
+    /// The engine's: then nobody knows when it ends.
+    #[cold]
+    fn doubted(&mut self) -> Result<EngineEvent, EngineError> {
+        // SAFETY: the engine has filled the list in, and the results are passed on nowhere yet.
+        let outputs = unsafe { self.call.outputs(0) };
+        outputs.ready_event(0).inspect_err(|_| self.under_way = Some(true))
+    }
+
     /// Calls the engine, and waits for a program that calls back into the host.
     ///
     /// # Errors
@@ -300,7 +335,11 @@ impl<'a> Launch<'a> {
     pub fn start(&mut self) -> Result<Started<'a>, EngineError> {
         let Call { args, loaded, options, .. } = self.call;
         let engine = loaded.client.session.engine;
-        let dependencies = self.hold_back().inspect_err(|_| self.is_over = true)?;
+        let dependencies = self.hold_back().inspect_err(|_| self.under_way = Some(false))?;
+        self.stillness = self.stillness();
+        if self.stillness.is_none() {
+            self.counted = Some(loaded.client.allocator.in_flight.begin_launch());
+        }
         let mut handles: SmallVec<[*mut sys::PJRT_Buffer; 16]> = SmallVec::new();
         for device in &self.devices {
             handles.extend(device.arguments.iter().map(|argument| argument.raw()));
@@ -330,7 +369,10 @@ impl<'a> Launch<'a> {
                 num_devices: args.num_devices,
                 num_args: self.width,
                 output_lists: args.output_lists,
-                device_complete_events: raw_events.as_mut_ptr(),
+                device_complete_events: match self.stillness {
+                    Some(_) => ptr::null_mut(),
+                    None => raw_events.as_mut_ptr(),
+                },
                 execute_device,
                 ..Default::default()
             })
@@ -338,8 +380,11 @@ impl<'a> Launch<'a> {
         drop(dependencies);
         // SAFETY: an entry is NULL, or a new event of the engine without another owner.
         let events = raw_events.into_iter().map(|event| unsafe { EngineEvent::own(engine, event) }).collect();
-        let started = Started { call: self.call, events };
+        let mut started = Started { call: self.call, events };
         outcome?;
+        if self.stillness.is_some_and(|since| !loaded.client.allocator.in_flight.is_still(since)) {
+            started.events = smallvec![Some(self.doubted()?)];
+        }
         if waits {
             let outcome = host_callbacks::wait(&started.events).and_then(|()| match &mut self.nested {
                 // SAFETY: the engine has filled the caller's lists in, and the program is over.
@@ -349,7 +394,7 @@ impl<'a> Launch<'a> {
             if let Err(error) = outcome {
                 // The caller gets the error, and will not destroy the results. The program is over, so this does not
                 // block.
-                self.is_over = true;
+                self.under_way = Some(false);
                 started.into_devices().for_each(|(_, outputs)| outputs.for_each(drop));
                 return Err(error);
             }

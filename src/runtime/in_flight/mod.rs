@@ -10,6 +10,7 @@
 //!  resources.rs     what an operation keeps alive
 //!  queue.rs         which operations there are, and how allocations that wait for memory learn of their ends
 //!  deadline.rs      how long they wait
+//!  launches.rs      what is over when the engine returns, and no operation
 //!  deferred.rs      buffers whose handle cannot be destroyed yet
 //! ```
 //!
@@ -50,6 +51,7 @@ use crate::{
         in_flight::{
             deadline::{Deadline, UnderWay},
             deferred::Deferred,
+            launches::Launches,
             queue::{End, Ends, Queue},
         },
     },
@@ -57,9 +59,11 @@ use crate::{
 
 pub mod deadline;
 mod deferred;
+mod launches;
 mod queue;
 mod resources;
 
+pub use launches::{Launch, Stillness};
 pub use resources::{Consumed, Resources};
 
 /// One execution or transfer on one device.
@@ -156,8 +160,10 @@ pub struct InFlight {
     has_unfenced: AtomicBool,
     /// What programs may use of which nobody will ever know whether they have ended: kept until the client is gone.
     stranded: Mutex<Vec<Resources>>,
-    /// Operations, deferred buffers and unfenced resources, together.
+    /// Operations, deferred buffers, unfenced and stranded resources, together.
     count: AtomicUsize,
+    /// Launches that may become operations.
+    launches: Launches,
     /// When the last of its timed operations ended.
     pub last_end: LastEnd,
 }
@@ -203,6 +209,7 @@ impl InFlight {
     /// devices that failed on one of them, where the engine does not order executions.
     #[cold]
     pub fn strand(&self, resources: Resources) {
+        self.count.fetch_add(1, Ordering::Release);
         self.stranded.lock().push(resources);
     }
 
@@ -212,6 +219,23 @@ impl InFlight {
         let mut deferred = self.deferred.lock();
         deferred.push(buffer);
         self.deferred_count.store(deferred.len(), Ordering::Release);
+    }
+
+    /// Before a launch that may leave a program under way.
+    pub fn begin_launch(&self) -> Launch<'_> {
+        self.launches.begin()
+    }
+
+    /// Before a launch that leaves no program under way if none is: `None` if one may be. Two loads.
+    #[inline]
+    pub fn stillness(&self) -> Option<Stillness> {
+        self.launches.stillness().filter(|_| self.count.load(Ordering::Acquire) == 0)
+    }
+
+    /// Whether no program has come under way since.
+    #[inline]
+    pub fn is_still(&self, since: Stillness) -> bool {
+        self.launches.is_still(since)
     }
 
     /// Reaps the operations that are done at the head of the queue: executions of a device end in order. If more are

@@ -5,6 +5,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    thread,
     time::{Duration, Instant},
 };
 
@@ -238,5 +239,41 @@ fn a_failure_on_one_device(strategy: &str) {
 fn a_failure_after_the_launch_is_of_one_device() {
     on_faulty_engine!({
         ["preallocate", "growing", "platform", "tpu"].iter().for_each(|strategy| a_failure_on_one_device(strategy));
+    });
+}
+
+/// A launch whose program would be over when Execute returns, were it not for one that another thread launches while
+/// the engine is called: the engine puts the short program behind the long one, and its result is not there yet.
+#[test]
+fn a_short_program_behind_a_long_one_of_another_thread_is_not_over() {
+    on_faulty_engine!({
+        let client = plugin_tests::Client::one();
+        gate::prepare();
+        let (short, long) = (client.compile(&Program::add_one()).unwrap(), client.compile(&Program::gate()).unwrap());
+        let values: Vec<f32> = (0..1024_u16).map(f32::from).collect();
+        let x = client.put(&values, &[1024]).unwrap();
+        // Some executions tell that it is short.
+        (0..20).for_each(|_| short.run1(&[&x]).unwrap().ready().wait().unwrap());
+        let again = short.run1(&[&x]).unwrap();
+        assert!(again.ready().is_ready(), "it does not run in its caller's thread");
+        for _ in 0..3 {
+            let gate = Gate::closed();
+            let ticket = client.put(&[gate.ticket()], &[]).unwrap();
+            Faulty::get().arm(engine::slot("PJRT_LoadedExecutable_Execute"), 1, Kind::Hold);
+            thread::scope(|threads| {
+                let launched = threads.spawn(|| short.run1(&[&x]).unwrap());
+                Faulty::get().wait_held();
+                let behind = long.run(&[&x, &ticket]).unwrap();
+                gate.wait_reached();
+                Faulty::get().let_go();
+                let result = launched.join().expect("no panic there");
+                let was_ready = result.ready().is_ready();
+                gate.open();
+                assert!(!was_ready, "the program that it is behind was not over");
+                let sums: Vec<f32> = values.iter().map(|value| value + 1.0).collect();
+                assert_eq!(result.read::<f32>().unwrap(), sums);
+                assert_eq!(behind[0].read::<f32>().unwrap(), sums);
+            });
+        }
     });
 }

@@ -57,6 +57,11 @@ impl Definition {
     pub fn is_pending(self) -> bool {
         matches!(self, Self::Pending { .. })
     }
+
+    /// Whether the bytes are good, or will be: a program that reads them does not fail because of them.
+    pub fn is_good(self) -> bool {
+        matches!(self, Self::Defined | Self::Pending { may_fail: false })
+    }
 }
 
 /// Whether a program may be donated bytes that nobody wants any more.
@@ -355,15 +360,15 @@ impl<T> State<T> {
         self.may_fail = true;
     }
 
-    /// Whether the bytes are good, or will be: a program that reads them does not fail because of them.
-    pub fn is_good(&self) -> bool {
-        self.defined || !self.may_fail
+    /// What is known of the execution that writes the bytes. One that has failed is like one that may fail.
+    pub fn definition(&self) -> Definition {
+        if self.defined { Definition::Defined } else { Definition::Pending { may_fail: self.may_fail } }
     }
 
     /// Which programs may be donated the bytes once nobody wants them any more. What an unsure program reads fails with
     /// it, whoever writes it.
     pub fn trust(&self) -> Trust {
-        if self.readers == Trust::Any && !self.is_good() { Trust::Nobody } else { self.readers }
+        if self.readers == Trust::Any && !self.definition().is_good() { Trust::Nobody } else { self.readers }
     }
 
     /// Whether the bytes are written and good.
