@@ -117,8 +117,10 @@ class _Chart:
         add(root, "text", "slower", **{"class": "soft"}, x=124, y=y)
         add(root, "line", **{"class": "spread"}, x1=178, x2=200, y1=y - 4, y2=y - 4)
         add(root, "text", "quartiles", **{"class": "soft"}, x=206, y=y)
-        _diamond(root, 278, y - 4)
-        add(root, "text", "the same program writing into its own donated, warm result", **{"class": "soft"}, x=290, y=y)
+        if any(floor for _, _, floor in self._rows):
+            _diamond(root, 278, y - 4)
+            warm = "the same program writing into its own donated, warm result"
+            add(root, "text", warm, **{"class": "soft"}, x=290, y=y)
 
     def _bar(self, root: ElementTree.Element, y: float, title: str, speedup: dict, floor: dict | None) -> None:
         one, end = self._x(1), self._x(speedup["median"])
