@@ -4,6 +4,7 @@ whole runs, tiny, in processes of its own."""
 import copy
 import json
 import os
+import re
 import shutil
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -355,6 +356,14 @@ def test_two_builds_run_together_in_one_process(tmp_path):
     assert "| before | now | now / before |" in run.stdout
     row = json.loads(path.read_text())["programs"]["dispatch"]
     assert row["seconds"].keys() == {"before", "now"} and row["ratios"].keys() == {"now/before"}
+
+
+def test_how_far_callers_run_ahead():
+    run = run_python("-m", "bench.ahead", "--lengths", "2", "--calls", "3", "--rounds", "1")
+    time = r"[\d.]+ (?:us|ms|s)"
+    assert re.fullmatch(rf"\| 2 ms (\| {time}, {time} ){{3}}\|", run.stdout.splitlines()[-1]), run.stdout
+    refused = run_python("-m", "bench.ahead", "--lengths", "0", check=False)
+    assert refused.returncode == 2 and "--lengths must be above 0" in refused.stderr
 
 
 #: Megabytes that a loop may take beyond a twentieth: what the system gives a process differs so much from run to run.

@@ -16,8 +16,9 @@ import time
 from pathlib import Path
 
 from bench.backends import BACKENDS, REFERENCE, Backend, another_library, clean_environment, enter
+from bench.results import show_seconds
 
-#: Milliseconds that the program takes.
+#: Milliseconds that the programs take by default.
 LENGTHS = (0.1, 1.0, 10.0, 100.0)
 
 
@@ -65,12 +66,19 @@ def measure(backend: Backend, turns: int, calls: int) -> tuple[float, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.ahead", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--lengths", metavar="MS", type=float, nargs="+", default=LENGTHS, help="milliseconds that the programs take"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="processes for each program and backend (3)")
     parser.add_argument("--calls", type=int, default=100, help="calls of a loop (100)")
     parser.add_argument("--library", metavar="PATH", type=Path, help="one more build of pjrt-arena")
     chosen = parser.parse_args()
     if min(chosen.rounds, chosen.calls) < 1:
         parser.error("--rounds and --calls must be 1 or more")
+    if min(chosen.lengths) <= 0:
+        parser.error("--lengths must be above 0")
+    if chosen.library and not chosen.library.is_file():
+        parser.error(f"--library={chosen.library}: must be the path of a file")
     clean_environment()
     backends = [BACKENDS[REFERENCE], BACKENDS["synchronous"], BACKENDS["arena"]]
     if chosen.library:
@@ -83,7 +91,7 @@ def main() -> int:
 
     print("| a program of | " + " | ".join(f"{backend.title}: free, done" for backend in backends) + " |")
     print("|---|" + "---:|" * len(backends))
-    for milliseconds in LENGTHS:
+    for milliseconds in chosen.lengths:
         turns = alone(turns_for, milliseconds)
         seconds: dict[str, list[tuple[float, float]]] = {backend.name: [] for backend in backends}
         for number in range(chosen.rounds):
@@ -91,8 +99,8 @@ def main() -> int:
                 seconds[backend.name].append(alone(measure, backend, turns, chosen.calls))
         cells = []
         for backend in backends:
-            free, done = (statistics.median(values) * 1e3 for values in zip(*seconds[backend.name], strict=True))
-            cells.append(f"{free:.3g} ms, {done:.4g} ms")
+            medians = (statistics.median(values) for values in zip(*seconds[backend.name], strict=True))
+            cells.append(", ".join(map(show_seconds, medians)))
         print(f"| {milliseconds:g} ms | " + " | ".join(cells) + " |", flush=True)
     return 0
 
