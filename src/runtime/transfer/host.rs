@@ -46,7 +46,8 @@ pub const SMALLEST_ALIASED: u64 = 64 << 10;
 /// The engine's, or that the client is gone.
 pub fn ready_event(buffer: &Buffer) -> Outcome<*mut sys::PJRT_Event> {
     let is_there = buffer.session.is_open() && {
-        let state = buffer.state();
+        let mut state = buffer.state();
+        state.note_use();
         state.life() == Life::Live && state.is_defined()
     };
     let event = if is_there { EngineEvent::happened(buffer.session.engine) } else { buffer.hold()?.ready_event()? };

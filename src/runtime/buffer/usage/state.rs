@@ -202,6 +202,12 @@ impl<T> State<T> {
         if user == User::Execution {
             self.executions += 1;
         }
+        self.note_use();
+    }
+
+    /// A use of the bytes that is over at once: it keeps nothing, but a launch before it could not have been donated them.
+    #[inline]
+    pub fn note_use(&mut self) {
         if self.last_use.is_some() {
             self.use_again();
         }
