@@ -70,9 +70,7 @@ pub struct Launch<'a> {
     pub under_way: Option<bool>,
     /// When the engine was called, and where it runs the program, if that can be chosen.
     pub began: Option<(Instant, Thread)>,
-    /// Where its program is over when the engine returns, unless another one has come under way since.
-    stillness: Option<Stillness>,
-    /// Where its programs may be under way then.
+    /// Where its programs may be under way when the engine returns.
     counted: Option<in_flight::Launch<'a>>,
     /// How many handles the engine is passed for each device: the arguments, then the destinations.
     width: usize,
@@ -92,7 +90,6 @@ impl<'a> Launch<'a> {
             may_fail: true,
             under_way: None,
             began: None,
-            stillness: None,
             counted: None,
             width,
             stack: stacks::current(),
@@ -280,8 +277,8 @@ impl<'a> Launch<'a> {
         Ok(dependencies)
     }
 
-    /// A moment from before the launch, if its program is over when the engine returns unless another one has come under
-    /// way since: it runs in the caller's thread, on one device, waits for no argument, and cannot fail.
+    /// A moment from before the launch, if its program is over when the engine returns unless another one has come
+    /// under way since: it runs in the caller's thread, on one device, waits for no argument, and cannot fail.
     #[inline]
     fn stillness(&self) -> Option<Stillness> {
         let Loaded { client, program, devices, .. } = self.call.loaded;
@@ -336,8 +333,8 @@ impl<'a> Launch<'a> {
         let Call { args, loaded, options, .. } = self.call;
         let engine = loaded.client.session.engine;
         let dependencies = self.hold_back().inspect_err(|_| self.under_way = Some(false))?;
-        self.stillness = self.stillness();
-        if self.stillness.is_none() {
+        let stillness = self.stillness();
+        if stillness.is_none() {
             self.counted = Some(loaded.client.allocator.in_flight.begin_launch());
         }
         let mut handles: SmallVec<[*mut sys::PJRT_Buffer; 16]> = SmallVec::new();
@@ -369,7 +366,7 @@ impl<'a> Launch<'a> {
                 num_devices: args.num_devices,
                 num_args: self.width,
                 output_lists: args.output_lists,
-                device_complete_events: match self.stillness {
+                device_complete_events: match stillness {
                     Some(_) => ptr::null_mut(),
                     None => raw_events.as_mut_ptr(),
                 },
@@ -382,7 +379,7 @@ impl<'a> Launch<'a> {
         let events = raw_events.into_iter().map(|event| unsafe { EngineEvent::own(engine, event) }).collect();
         let mut started = Started { call: self.call, events };
         outcome?;
-        if self.stillness.is_some_and(|since| !loaded.client.allocator.in_flight.is_still(since)) {
+        if stillness.is_some_and(|since| !loaded.client.allocator.in_flight.is_still(since)) {
             started.events = smallvec![Some(self.doubted()?)];
         }
         if waits {

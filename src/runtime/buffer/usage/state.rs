@@ -205,7 +205,8 @@ impl<T> State<T> {
         self.note_use();
     }
 
-    /// A use of the bytes that is over at once: it keeps nothing, but a launch before it could not have been donated them.
+    /// A use of the bytes that is over at once: it keeps nothing, but a launch before it could not have been donated
+    /// them.
     #[inline]
     pub fn note_use(&mut self) {
         if self.last_use.is_some() {
