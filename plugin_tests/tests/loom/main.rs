@@ -8,9 +8,9 @@ mod async_slot;
 mod buffer;
 mod group;
 mod in_flight;
+mod launches_alone;
 mod memory;
 mod output_cache;
-mod stillness;
 #[allow(dead_code, missing_docs, reason = "see the types that it stands for")]
 mod sync;
 

@@ -29,7 +29,7 @@ use crate::{
             nested::NestedRun,
             unplaced::Unplaced,
         },
-        in_flight::{self, Stillness, deadline::cancelled},
+        in_flight::{Begun, deadline::cancelled},
     },
     sys,
 };
@@ -70,8 +70,8 @@ pub struct Launch<'a> {
     pub under_way: Option<bool>,
     /// When the engine was called, and where it runs the program, if that can be chosen.
     pub began: Option<(Instant, Thread)>,
-    /// Where its programs may be under way when the engine returns.
-    counted: Option<in_flight::Launch<'a>>,
+    /// From before the engine is called, until its programs are over or operations in flight.
+    begun: Option<Begun<'a>>,
     /// How many handles the engine is passed for each device: the arguments, then the destinations.
     width: usize,
     /// The Python code that calls it, where that is recorded.
@@ -90,7 +90,7 @@ impl<'a> Launch<'a> {
             may_fail: true,
             under_way: None,
             began: None,
-            counted: None,
+            begun: None,
             width,
             stack: stacks::current(),
         }
@@ -277,17 +277,16 @@ impl<'a> Launch<'a> {
         Ok(dependencies)
     }
 
-    /// A moment from before the launch, if its program is over when the engine returns unless another one has come
-    /// under way since: it runs in the caller's thread, on one device, waits for no argument, and cannot fail.
+    /// Whether the program is over when the engine returns, unless it waits for another launch's: it runs in the
+    /// caller's thread, on one device, waits for no argument, and cannot fail.
     #[inline]
-    fn stillness(&self) -> Option<Stillness> {
-        let Loaded { client, program, devices, .. } = self.call.loaded;
-        let ([device], [_], Some((_, Thread::Callers))) = (&*self.devices, &**devices, self.began) else { return None };
+    fn waits_for_launches_alone(&self) -> bool {
+        let Loaded { program, devices, .. } = self.call.loaded;
+        let ([device], [_], Some((_, Thread::Callers))) = (&*self.devices, &**devices, self.began) else {
+            return false;
+        };
         let is_there = |argument: &Argument<'_>| argument.definition == Definition::Defined;
-        if self.may_fail || program.results.is_empty() || !device.arguments.iter().all(is_there) {
-            return None;
-        }
-        client.allocator.in_flight.stillness()
+        !self.may_fail && !program.results.is_empty() && device.arguments.iter().all(is_there)
     }
 
     /// What keeps the program out of the caller's thread: its first destination, or else its first donated argument, on
@@ -312,8 +311,8 @@ impl<'a> Launch<'a> {
         held.filter_map(refused).collect()
     }
 
-    /// The end of a program that was to be over when the engine returned, and may be behind another one: that of its
-    /// first result.
+    /// The end of a program that was to be over when the engine returned, and may be behind another launch's: that of
+    /// its first result.
     ///
     /// # Errors
     /// The engine's: then nobody knows when it ends.
@@ -333,10 +332,9 @@ impl<'a> Launch<'a> {
         let Call { args, loaded, options, .. } = self.call;
         let engine = loaded.client.session.engine;
         let dependencies = self.hold_back().inspect_err(|_| self.under_way = Some(false))?;
-        let stillness = self.stillness();
-        if stillness.is_none() {
-            self.counted = Some(loaded.client.allocator.in_flight.begin_launch());
-        }
+        let in_flight = &loaded.client.allocator.in_flight;
+        let begun = self.begun.insert(in_flight.begin_launch());
+        let is_alone = in_flight.is_alone(begun) && self.waits_for_launches_alone();
         let mut handles: SmallVec<[*mut sys::PJRT_Buffer; 16]> = SmallVec::new();
         for device in &self.devices {
             handles.extend(device.arguments.iter().map(|argument| argument.raw()));
@@ -366,10 +364,7 @@ impl<'a> Launch<'a> {
                 num_devices: args.num_devices,
                 num_args: self.width,
                 output_lists: args.output_lists,
-                device_complete_events: match stillness {
-                    Some(_) => ptr::null_mut(),
-                    None => raw_events.as_mut_ptr(),
-                },
+                device_complete_events: if is_alone { ptr::null_mut() } else { raw_events.as_mut_ptr() },
                 execute_device,
                 ..Default::default()
             })
@@ -379,7 +374,7 @@ impl<'a> Launch<'a> {
         let events = raw_events.into_iter().map(|event| unsafe { EngineEvent::own(engine, event) }).collect();
         let mut started = Started { call: self.call, events };
         outcome?;
-        if stillness.is_some_and(|since| !loaded.client.allocator.in_flight.is_still(since)) {
+        if is_alone && !self.begun.as_ref().is_some_and(Begun::is_alone) {
             started.events = smallvec![Some(self.doubted()?)];
         }
         if waits {

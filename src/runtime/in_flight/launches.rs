@@ -1,16 +1,19 @@
 //! Whether a launch's program is over when the engine returns from it, without an event that says so.
 //!
 //! An engine that runs programs in the caller's thread has run one then, unless it had to wait: for an argument, or for
-//! a program on another thread that the device was given before (engine behaviour T44). So each launch that may leave a
-//! program under way is counted before the engine is called:
+//! a program that the device was given before and that is on another thread (engine behaviour T44). Such a program may
+//! be another thread's launch, which itself had to wait. So each launch is counted from before the engine is called
+//! until its program is over, or an operation in flight:
 //!
 //! ```text
-//!  may outlast the call     begin ------> Execute ------> an operation in flight, or over ------> end
-//!  does not, if alone       stillness --> Execute ------> still?  yes: the program is over
-//!                                                                 no:  another launch may have come before it
+//!   begin ------> Execute ------> was it alone?  yes: the program is over
+//!                                                no:  it may have had to wait; its end is asked for, and is an operation
+//!                                                     in flight
+//!                                                                                                        ------> end
 //! ```
 //!
-//! If the engine had a program wait for another launch, that launch began before it, and is seen afterwards.
+//! A launch was alone if none was under way when it began, and none has begun since: if the engine had its program wait
+//! for another launch's, that launch began before the engine was called for this one, and had not ended.
 
 use crate::sync::atomic::{AtomicU64, Ordering};
 
@@ -25,37 +28,35 @@ const UNENDED: u64 = u32::MAX as u64;
 #[derive(Debug, Default)]
 pub struct Launches(AtomicU64);
 
-/// A launch that may outlast its call. Dropped, it has ended, or what it left under way is known elsewhere.
-pub struct Launch<'a>(&'a Launches);
-
-/// A moment at which no launch was under way.
-#[derive(Clone, Copy, Debug)]
-pub struct Stillness(u64);
+/// A launch under way. Dropped, its program is over, or known to be under way.
+pub struct Begun<'a> {
+    launches: &'a Launches,
+    /// The number when it had begun.
+    at: u64,
+}
 
 impl Launches {
-    /// Before the engine is called for a launch that may outlast its call.
-    pub fn begin(&self) -> Launch<'_> {
-        // What the engine does next in this thread comes after it for each thread that sees what the engine did.
-        self.0.fetch_add(BEGUN, Ordering::Relaxed);
-        Launch(self)
-    }
-
-    /// `None` while a launch is under way. What one that has ended left under way is seen by the caller from here on.
+    /// Before the engine is called.
     #[inline]
-    pub fn stillness(&self) -> Option<Stillness> {
-        let now = self.0.load(Ordering::Acquire);
-        (now & UNENDED == 0).then_some(Stillness(now))
-    }
-
-    /// Whether no launch has begun since.
-    #[inline]
-    pub fn is_still(&self, since: Stillness) -> bool {
-        self.0.load(Ordering::Relaxed) == since.0
+    pub fn begin(&self) -> Begun<'_> {
+        // What launches that have ended left under way is seen by the caller from here on. What the engine does next in
+        // this thread comes after it for each thread that sees what the engine did.
+        let before = self.0.fetch_add(BEGUN, Ordering::Acquire);
+        Begun { launches: self, at: before.wrapping_add(BEGUN) }
     }
 }
 
-impl Drop for Launch<'_> {
+impl Begun<'_> {
+    /// Whether no launch was under way when this one began, and none has begun since.
+    #[inline]
+    pub fn is_alone(&self) -> bool {
+        self.at & UNENDED == 1 && self.launches.0.load(Ordering::Relaxed) == self.at
+    }
+}
+
+impl Drop for Begun<'_> {
+    #[inline]
     fn drop(&mut self) {
-        self.0.0.fetch_sub(ENDED, Ordering::Release);
+        self.launches.0.fetch_sub(ENDED, Ordering::Release);
     }
 }

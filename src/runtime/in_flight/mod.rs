@@ -63,7 +63,7 @@ mod launches;
 mod queue;
 mod resources;
 
-pub use launches::{Launch, Stillness};
+pub use launches::Begun;
 pub use resources::{Consumed, Resources};
 
 /// One execution or transfer on one device.
@@ -221,21 +221,16 @@ impl InFlight {
         self.deferred_count.store(deferred.len(), Ordering::Release);
     }
 
-    /// Before a launch that may leave a program under way.
-    pub fn begin_launch(&self) -> Launch<'_> {
+    /// Before the engine is called for a launch: it has begun until what is returned is dropped.
+    #[inline]
+    pub fn begin_launch(&self) -> Begun<'_> {
         self.launches.begin()
     }
 
-    /// Before a launch that leaves no program under way if none is: `None` if one may be. Two loads.
+    /// Whether no other launch is under way, since this one began, and no operation either.
     #[inline]
-    pub fn stillness(&self) -> Option<Stillness> {
-        self.launches.stillness().filter(|_| self.count.load(Ordering::Acquire) == 0)
-    }
-
-    /// Whether no program has come under way since.
-    #[inline]
-    pub fn is_still(&self, since: Stillness) -> bool {
-        self.launches.is_still(since)
+    pub fn is_alone(&self, launch: &Begun<'_>) -> bool {
+        launch.is_alone() && self.count.load(Ordering::Acquire) == 0
     }
 
     /// Reaps the operations that are done at the head of the queue: executions of a device end in order. If more are
