@@ -29,7 +29,10 @@ use crate::{
     memory::Provenance,
     runtime::{
         allocator::kept::Kept,
-        buffer::pjrt_buffer::{CachedOutput, LARGEST_CACHED, Recycle},
+        buffer::{
+            Buffer, VacantBuffer, Vacated,
+            pjrt_buffer::{LARGEST_CACHED, Recycle},
+        },
         in_flight::InFlight,
     },
     units::Bytes,
@@ -45,7 +48,7 @@ const MOST_BYTES: Bytes = Bytes::mib(1);
 pub struct OutputCache {
     /// Says whether an allocation waits for memory.
     in_flight: Arc<InFlight>,
-    places: Kept<Vec<CachedOutput>>,
+    places: Kept<Vec<VacantBuffer>>,
 }
 
 impl OutputCache {
@@ -61,10 +64,10 @@ impl OutputCache {
 
     /// The output of `destination` that was cached last, if there is one, for the execution in `provenance` to write.
     #[inline]
-    pub fn take(&self, destination: usize, provenance: Provenance) -> Option<CachedOutput> {
-        let mut output = self.places.list(destination)?.pop()?;
-        match output.renew(provenance) {
-            Ok(()) => Some(output),
+    pub fn take(&self, destination: usize, provenance: Provenance) -> Option<VacantBuffer> {
+        let mut buffer = self.places.list(destination)?.pop()?;
+        match buffer.renew(provenance) {
+            Ok(()) => Some(buffer),
             Err(error) => {
                 log::error!("{error}");
                 None
@@ -84,22 +87,20 @@ impl OutputCache {
 }
 
 impl Recycle for OutputCache {
-    fn put(&self, destination: usize, mut output: CachedOutput) {
+    fn put(&self, destination: usize, buffer: Arc<Buffer>, vacated: Vacated) {
+        let mut buffer = VacantBuffer::of(buffer, vacated);
         if let Some(mut place) = self.places.open(destination, || self.in_flight.has_waiters()) {
             let others = place.len();
-            let bytes = output.allocation.size().get();
-            let enough =
-                bytes > LARGEST_CACHED as u64 || others >= MOST || bytes * (others as u64 + 1) > MOST_BYTES.get();
-            if !enough {
-                if others > 0 && !output.retired {
-                    output.allocation.retire();
-                    output.retired = true;
+            let bytes = buffer.bytes();
+            if others < MOST && bytes * (others as u64 + 1) <= MOST_BYTES.get() {
+                if others > 0 {
+                    buffer.retire();
                 }
-                place.push(output);
+                place.push(buffer);
                 return;
             }
         }
         // No lock is held while the engine destroys handles.
-        drop(output);
+        drop(buffer);
     }
 }

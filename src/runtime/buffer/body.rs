@@ -1,7 +1,7 @@
 //! The engine's buffer and the memory behind it, and how both are taken out to be reused.
 
 use crate::{
-    engine::EngineBuffer,
+    engine::{EngineBuffer, Raw},
     memory::MoveBarrier,
     runtime::{
         buffer::{
@@ -10,6 +10,7 @@ use crate::{
         },
         device_memory::Allocation,
     },
+    sys,
     units::Address,
 };
 
@@ -26,12 +27,32 @@ pub struct Body {
     pub queued: bool,
     /// So many launches are about to use the bytes: they are not spilled.
     pub wanted: u32,
+    /// There is no array in the block: see [`crate::runtime::buffer::vacant`].
+    vacant: bool,
+}
+
+/// A vacant buffer's handle and block.
+#[derive(Clone, Copy)]
+pub struct Vacated {
+    /// The engine's buffer.
+    pub handle: Raw<sys::PJRT_Buffer>,
+    /// The block's address.
+    pub address: usize,
+    /// Whether the block is retired in the arena.
+    pub retired: bool,
+    /// Whether the engine's buffer holds no error.
+    pub whole: bool,
 }
 
 impl Body {
     /// The body of a live buffer.
     pub fn new(view: EngineBuffer, storage: Storage) -> Self {
-        Self { view: Some(view), storage, recycling: false, queued: false, wanted: 0 }
+        Self { view: Some(view), storage, recycling: false, queued: false, wanted: 0, vacant: false }
+    }
+
+    /// That of a buffer without an array.
+    pub fn vacant(view: EngineBuffer, storage: Storage) -> Self {
+        Self { vacant: true, ..Self::new(view, storage) }
     }
 
     /// The engine's buffer.
@@ -63,14 +84,19 @@ impl Body {
 
     /// The block, if the bytes are in an arena.
     pub fn allocation(&self) -> Option<&Allocation> {
-        self.storage.allocation()
+        self.storage.allocation().filter(|_| !self.vacant)
+    }
+
+    /// As [`Self::allocation`], or the block of the memory that the array is spilled to.
+    pub fn block(&self) -> Option<&Allocation> {
+        self.storage.block().filter(|_| !self.vacant)
     }
 }
 
 impl State<Body> {
     /// Takes the memory of a buffer that is deleted or donated and that nothing uses.
     pub fn take_unneeded(&mut self) -> Option<Storage> {
-        (self.is_free() && !matches!(self.storage, Storage::Gone))
+        (self.is_free() && !self.vacant && !matches!(self.storage, Storage::Gone))
             .then(|| std::mem::replace(&mut self.storage, Storage::Gone))
     }
 
@@ -97,17 +123,34 @@ impl State<Body> {
         }
     }
 
-    /// Takes block and handle of a buffer that its owner destroys, if they can be written again: nothing uses the
-    /// bytes, no outsider knows their address, and the handle holds no error.
-    // Inlined: what it returns is as long as a cache line, and each move of it costs.
+    /// Makes a buffer that its owner destroys vacant, if block and handle can be written again: nothing uses the bytes,
+    /// no outsider knows their address, and the handle holds no error.
     #[inline]
-    pub fn take_for_reuse(&mut self) -> Option<(EngineBuffer, Allocation)> {
-        if self.move_barrier().is_some() || self.allocation().is_none() {
+    pub fn vacate(&mut self) -> Option<Vacated> {
+        if self.move_barrier().is_some() {
             return None;
         }
-        let view = self.take_view()?;
         self.end(Life::Deleted);
-        Some((view, self.take_block()?))
+        self.vacate_free(false)
+    }
+
+    /// As [`Self::vacate`], of a buffer that is free, and whose block is `retired` or not.
+    #[inline]
+    pub fn vacate_free(&mut self, retired: bool) -> Option<Vacated> {
+        let handle = Raw(self.view()?.raw());
+        if let Storage::Copied(_) = self.storage {
+            self.storage = Storage::Arena(self.take_block()?);
+        }
+        let address = self.allocation()?.address();
+        self.vacant = true;
+        Some(Vacated { handle, address, retired, whole: self.is_defined() })
+    }
+
+    /// Makes a vacant buffer live, with bytes that a program writes, or has written.
+    #[inline]
+    pub fn occupy(&mut self) {
+        (self.vacant, self.queued) = (false, false);
+        self.revive();
     }
 
     /// Whom the engine's buffer may be donated to, of a buffer that is recycling.
@@ -147,6 +190,7 @@ impl State<Body> {
     /// Takes block and engine's buffer out; `None` if there is no block. That buffer is dropped without a lock.
     pub fn take_out(&mut self) -> Option<(Option<EngineBuffer>, Allocation)> {
         let allocation = self.take_block()?;
+        self.vacant = false;
         Some((self.take_view(), allocation))
     }
 

@@ -3,6 +3,7 @@
 //! ```text
 //!  pjrt_buffer.rs    Buffer: what a caller's `PJRT_Buffer` is
 //!                    pjrt_buffer/ending.rs: deletion, destruction, and the reuse of block and handle
+//!  vacant.rs         a buffer without an array, whose block and view a result may take
 //!  buffer_ref.rs     a caller's handle, for the time of a call
 //!  donation_hold.rs  a buffer that one call of the engine may consume
 //!  reading.rs        bytes that are read without the engine's knowledge
@@ -26,8 +27,10 @@ pub mod pjrt_buffer;
 pub mod reading;
 pub mod storage;
 pub mod usage;
+pub mod vacant;
 
-pub use body::Body;
+pub use body::{Body, Vacated};
 pub use buffer_ref::BufferRef;
 pub use donation_hold::{DonationHold, borrowed};
-pub use pjrt_buffer::{Buffer, CacheSlot, CachedOutput, GONE, Hold, Place, Recycle, Recycled};
+pub use pjrt_buffer::{Buffer, CacheSlot, GONE, Hold, Place, Recycle};
+pub use vacant::VacantBuffer;

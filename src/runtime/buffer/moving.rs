@@ -51,7 +51,7 @@ impl Resident for Buffer {
 
     fn use_key(&self) -> Option<UseKey> {
         // Only a program's results share their buffer with others, in the output cache, and have another key.
-        let provenance = self.usage().peek(|body| body.storage.block().map(Allocation::provenance))?;
+        let provenance = self.usage().peek(|body| body.block().map(Allocation::provenance))?;
         Some(UseKey::new(provenance, || self.number.get()))
     }
 

@@ -21,15 +21,15 @@ use parking_lot::MutexGuard;
 use crate::{
     engine::{EngineBuffer, EngineError, EngineEvent, Live, Outcome, Raw, Session, views},
     error::{Error, Result},
-    memory::{Execution, Provenance},
+    memory::Execution,
     runtime::{
         buffer::{
-            body::Body,
+            body::{Body, Vacated},
             number::ArrayNumber,
             storage::{Access, Foreign, Storage},
             usage::{Definition, Life, State, Undonated, Usage, User},
         },
-        device_memory::{Allocation, Resident},
+        device_memory::Resident,
         shape::Shape,
     },
     sys,
@@ -116,22 +116,7 @@ impl Buffer {
 
     /// As [`Buffer::new`], over memory of an outsider.
     pub fn foreign(view: EngineBuffer, place: Place, shape: Arc<Shape>, access: Access, foreign: Foreign) -> Arc<Self> {
-        Self::over(view, place, shape, access, Storage::Foreign(foreign), None)
-    }
-
-    #[inline]
-    fn over(
-        view: EngineBuffer,
-        (device, memory): Place,
-        shape: Arc<Shape>,
-        access: Access,
-        storage: Storage,
-        cache_slot: Option<CacheSlot>,
-    ) -> Arc<Self> {
-        let session = view.session();
-        let usage = Usage::new(Body::new(view, storage));
-        let number = ArrayNumber::default();
-        Arc::new(Self { session, device, memory, shape, access, cache_slot, number, usage })
+        Self::with_body(view.session(), Body::new(view, Storage::Foreign(foreign)), place, shape, access, None)
     }
 
     /// As [`Buffer::new`], for a result that may become a destination again.
@@ -142,16 +127,23 @@ impl Buffer {
         storage: Storage,
         cache_slot: Option<CacheSlot>,
     ) -> Arc<Self> {
-        let buffer = Self::over(view, place, shape, Access::Full, storage, cache_slot);
+        let session = view.session();
+        let buffer = Self::with_body(session, Body::new(view, storage), place, shape, Access::Full, cache_slot);
         buffer.enter_residents();
         buffer
     }
 
-    /// Makes a buffer from the cache the next result in the same block, over `view`, the engine's.
-    pub fn reuse(&self, view: EngineBuffer, allocation: Allocation, writing: Definition) {
-        let mut state = self.state();
-        state.reuse(Body::new(view, Storage::Arena(allocation)));
-        state.define_by(writing);
+    /// A buffer that no resident list knows.
+    pub(super) fn with_body(
+        session: &'static Session,
+        body: Body,
+        (device, memory): Place,
+        shape: Arc<Shape>,
+        access: Access,
+        cache_slot: Option<CacheSlot>,
+    ) -> Arc<Self> {
+        let number = ArrayNumber::default();
+        Arc::new(Self { session, device, memory, shape, access, cache_slot, number, usage: Usage::new(body) })
     }
 
     /// Records how far the execution is that writes the bytes; a use that begins here ends with its operation.
@@ -417,50 +409,14 @@ impl Buffer {
     }
 }
 
-/// A block with a view of it, which the next execution can be donated.
-///
-/// Dropped, it destroys the view, which may block, and frees the block: only in calls of the C API, and without a lock.
-pub struct CachedOutput {
-    /// The engine's buffer over the block. It goes before the block does.
-    pub view: EngineBuffer,
-    /// The block.
-    pub allocation: Allocation,
-    /// The buffer that its owner destroyed: the next result in the block is this one again.
-    pub buffer: Arc<Buffer>,
-    /// Whether the block is retired in the arena.
-    pub retired: bool,
-}
-
-impl CachedOutput {
-    /// Keeps it in the cache for the next execution, if there may be one. Only in calls of the C API.
-    #[inline]
-    pub fn keep(self) {
-        if let Some((cache, destination)) =
-            self.buffer.cache_slot().map(|cache_slot| (Arc::clone(&cache_slot.cache), cache_slot.destination))
-        {
-            cache.put(destination, self);
-        }
-    }
-
-    /// Makes the block one that the execution in `provenance` is about to write.
-    pub fn renew(&mut self, provenance: Provenance) -> Result<()> {
-        if !std::mem::take(&mut self.retired) {
-            self.allocation.set_provenance(provenance.origin, Some(provenance.run));
-        } else if self.allocation.renew(provenance)? {
-            self.allocation.memory().residents.enter(self.allocation.block().id, self.buffer.as_resident());
-        }
-        Ok(())
-    }
-}
-
 /// Results up to this many bytes are cached.
 pub const LARGEST_CACHED: usize = 64 << 10;
 
 /// Keeps the memory of a program's results for its next execution.
 pub trait Recycle: Send + Sync {
-    /// Keeps `output` for the next execution of the program, as its `destination`, or drops it if there are enough,
-    /// if there is no next execution, or if a thread waits for memory.
-    fn put(&self, destination: usize, output: CachedOutput);
+    /// Keeps a buffer that was vacated for the next execution of the program, as its `destination`, or ends it if there
+    /// are enough, if there is no next execution, or if a thread waits for memory. Only in calls of the C API.
+    fn put(&self, destination: usize, buffer: Arc<Buffer>, vacated: Vacated);
 }
 
 /// Where a buffer's block and handle go when its owner destroys it.
@@ -469,30 +425,6 @@ pub struct CacheSlot {
     pub cache: Arc<dyn Recycle>,
     /// The destination that the buffer was.
     pub destination: usize,
-}
-
-/// A buffer that its owner destroyed while it was in use, now that nothing uses it.
-pub struct Recycled {
-    /// The engine's buffer, if there still is one. It goes before the block does.
-    view: Option<EngineBuffer>,
-    allocation: Allocation,
-    buffer: Arc<Buffer>,
-    /// Whether the engine's buffer holds no error.
-    whole: bool,
-}
-
-impl Recycled {
-    /// Keeps it for the next execution, if it can be written again. Only in calls of the C API.
-    pub fn keep(mut self) {
-        if let Some(view) = self.view.take_if(|_| self.whole) {
-            CachedOutput { view, allocation: self.allocation, buffer: self.buffer, retired: true }.keep();
-        }
-    }
-
-    /// Frees the block, on any thread. The engine's buffer is dropped where that may block.
-    pub fn free(self) -> Option<EngineBuffer> {
-        self.view
-    }
 }
 
 /// A device and a memory of the engine.

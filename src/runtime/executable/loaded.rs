@@ -17,6 +17,7 @@ use crate::{
     engine::{Live, Outcome, Raw, views::ViewKind},
     memory::{Donation, OriginId, Strategy},
     program::HostMemory,
+    report::stacks::StackId,
     runtime::{
         allocator::{Allocator, allocate::footprint, output_cache::OutputCache, pinned_host::KIND},
         buffer::{BufferRef, CacheSlot},
@@ -128,21 +129,13 @@ impl Plan {
     }
 }
 
-/// The memory that a result was seen to lie in. Ordered as an execution consumes them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Origin {
-    /// The destination with this number.
-    Destination(usize),
-    /// The argument with this number, which the engine consumed.
-    Argument(usize),
-}
-
 /// Where the results of an execution were.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origins {
-    /// The memory that the execution consumed.
-    pub consumed: Vec<Origin>,
-    /// For each result which of these it lay in; `None` is memory of the engine.
+    /// The arguments that the execution consumed, in ascending order.
+    pub consumed: Vec<usize>,
+    /// For each result which it lay in of the destinations, or, counted on behind those, of the consumed arguments; `None`
+    /// is memory of the engine.
     pub results: Vec<Option<usize>>,
 }
 
@@ -260,6 +253,12 @@ impl Program {
     /// The memory of the host that a result is bound to, on `device`.
     pub fn bound(&self, result: usize, device: &Device) -> Option<Raw<sys::PJRT_Memory>> {
         self.plan.bound.get(result).copied().flatten().and_then(|memory| device.host.of(memory))
+    }
+
+    /// The origin of a result of an execution that `stack` called.
+    #[inline]
+    pub fn origin(&self, result: usize, stack: StackId) -> OriginId {
+        ORIGINS.made_by(self.origin_ids[result], stack)
     }
 
     /// Whether a result lies in `pinned_host` memory.

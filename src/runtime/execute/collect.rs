@@ -13,7 +13,6 @@ use crate::{
         buffer::usage::{Definition, User},
         device_memory::Allocation,
         dispatch::Thread,
-        executable::loaded::Origin,
         execute::{
             argument::Argument,
             call::{Call, Outputs},
@@ -98,14 +97,13 @@ fn finish_copies(
     leftovers: &mut Vec<Allocation>,
 ) {
     for copy in device.copies.drain(..) {
-        let consumed = copy.destination.view.is_consumed();
-        consumed_views.push(copy.destination.view);
-        let Some(allocation) = copy.destination.block.take() else { continue };
+        let consumed = copy.view.is_consumed();
+        consumed_views.push(copy.view);
         if !consumed {
-            leftovers.push(allocation);
+            leftovers.push(copy.allocation);
             continue;
         }
-        candidates.push(Candidate::new(Origin::Argument(copy.argument), allocation, None));
+        candidates.push(Candidate::new(copy.argument, copy.allocation));
         // The caller donated the array, whatever memory the program took for it.
         if let Some(argument) = device.arguments.get(copy.argument)
             && argument.buffer().delete().is_err()
@@ -114,7 +112,7 @@ fn finish_copies(
         }
     }
     // In the order of executions without copies, so that what one execution shows holds for the other.
-    candidates.sort_by_key(|candidate| candidate.origin);
+    candidates.sort_by_key(|candidate| candidate.argument);
 }
 
 /// After a launch that the engine accepted: passes the results of the device with the number `index` to the caller,
@@ -128,12 +126,6 @@ pub fn collect(launch: &mut Launch<'_>, index: usize, event: Option<EngineEvent>
     let mut candidates: SmallVec<[Candidate; 8]> = SmallVec::new();
     let (mut consumed, mut leftovers) = (Consumed::new(), Vec::new());
     let device = &mut launch.devices[index];
-    for (number, destination) in device.destinations.drain(..).enumerate() {
-        consumed.push(destination.view);
-        if let Some(allocation) = destination.block.take() {
-            candidates.push(Candidate::new(Origin::Destination(number), allocation, destination.reused));
-        }
-    }
     let donated = call.donated();
     if donated.is_none_or(|donated| !donated.is_empty()) {
         finish_donations(device, donated.is_some(), &mut candidates);
@@ -161,26 +153,29 @@ pub fn collect(launch: &mut Launch<'_>, index: usize, event: Option<EngineEvent>
     }
     // Asked before the outputs are wrapped.
     let ready = if writing.is_pending() && behind.is_none() { large_result(loaded, &outputs) } else { None };
-    let results = results(loaded, device, outputs, &mut candidates, writing);
-    match &event {
-        Some(event) if writing.is_pending() => {
-            leftovers.extend(candidates.into_iter().filter_map(|candidate| candidate.allocation));
-            let user = User::Execution;
-            let mut resources = Resources { user, consumed, leftovers, context: context(call), ..Resources::default() };
-            resources.scratch = device.scratch.take();
-            resources.timed = began.map(|(began, _)| loaded.timed(began));
-            resources.buffers.extend(device.arguments.iter_mut().filter_map(|argument| argument.into_operation()));
-            resources.results.extend(results.iter().map(Arc::clone));
-            match behind {
-                Some(queue) => client.allocator.in_flight.track_behind(queue, resources),
-                None => client.allocator.in_flight.track(event, ready, resources),
-            }
+    let mut written = SmallVec::new();
+    let mut entries = call.output_list(index).iter();
+    results(loaded, device, outputs, &mut candidates, writing, &mut consumed, |result| {
+        if writing.is_pending() {
+            written.push(Arc::clone(&result));
         }
-        // The program is done, so this does not block.
-        _ => drop(consumed),
-    }
-    for (place, result) in call.output_list(index).iter().zip(results) {
-        place.set(result.into_raw());
+        if let Some(entry) = entries.next() {
+            entry.set(result.into_raw());
+        }
+    });
+    if let Some(event) = event.as_ref().filter(|_| writing.is_pending()) {
+        leftovers.extend(candidates.into_iter().filter_map(|candidate| candidate.allocation));
+        let user = User::Execution;
+        let mut resources =
+            Resources { user, consumed, leftovers, results: written, context: context(call), ..Resources::default() };
+        device.move_into(&mut resources);
+        resources.scratch = device.scratch.take();
+        resources.timed = began.map(|(began, _)| loaded.timed(began));
+        resources.buffers.extend(device.arguments.iter_mut().filter_map(|argument| argument.into_operation()));
+        match behind {
+            Some(queue) => client.allocator.in_flight.track_behind(queue, resources),
+            None => client.allocator.in_flight.track(event, ready, resources),
+        }
     }
     let events = call.args.device_complete_events;
     if !events.is_null() {

@@ -1,70 +1,63 @@
-//! A block with the view that the engine will write a result into.
+//! A vacant buffer that the engine will write a result into.
 
 use std::sync::Arc;
 
 use crate::{
     engine::EngineBuffer,
+    memory::{Execution, OriginId},
     runtime::{
-        buffer::Buffer,
+        buffer::{Buffer, VacantBuffer, usage::Definition},
         device_memory::{Allocation, dropped::DroppedArray},
     },
 };
 
-/// See the module's documentation. Dropped before a program was passed it, it destroys the view and frees the block.
+/// See the module's documentation. Dropped before a program was passed it, it destroys the view and frees the block; but
+/// an array that executions still use takes the block back that it had.
 pub struct Destination {
-    /// The view. It goes before the block does.
-    pub view: EngineBuffer,
-    /// The block.
-    pub block: DestinationBlock,
-    /// The buffer that had the block in the execution before, if it comes from the output cache.
-    pub reused: Option<Arc<Buffer>>,
-}
-
-impl Destination {
-    /// A destination in a block that nothing uses.
-    pub fn new(view: EngineBuffer, allocation: Allocation) -> Self {
-        Self { view, block: DestinationBlock::new(allocation, None), reused: None }
-    }
-
-    /// The block's address.
-    pub fn address(&self) -> usize {
-        self.block.allocation.as_ref().map_or(0, Allocation::address)
-    }
-}
-
-/// A block, and the array that had it before, if executions still use it: that array takes the block back if there is
-/// no next execution.
-pub struct DestinationBlock {
-    allocation: Option<Allocation>,
+    /// The buffer.
+    pub vacant: VacantBuffer,
+    /// The array that had the block before, if executions still use it.
     previous: Option<Arc<dyn DroppedArray<Allocation>>>,
 }
 
-impl DestinationBlock {
-    /// A block that `previous` had, if executions of that one still use it.
+impl Destination {
+    /// A buffer in whose block `previous` was, if executions of that one still use it.
     #[inline]
-    pub fn new(allocation: Allocation, previous: Option<Arc<dyn DroppedArray<Allocation>>>) -> Self {
-        Self { allocation: Some(allocation), previous }
+    pub fn new(vacant: VacantBuffer, previous: Option<Arc<dyn DroppedArray<Allocation>>>) -> Self {
+        Self { vacant, previous }
     }
 
-    /// The block.
-    pub fn allocation(&self) -> Option<&Allocation> {
-        self.allocation.as_ref()
-    }
-
-    /// The block, taken out.
+    /// As [`VacantBuffer::occupy`]: the program comes, so that the array before gets nothing back.
+    ///
+    /// # Errors
+    /// As there.
     #[inline]
-    pub fn take(mut self) -> Option<Allocation> {
-        let allocation = self.allocation.take();
+    pub fn occupy(
+        &mut self,
+        output: EngineBuffer,
+        written_by: (OriginId, Execution),
+        writing: Definition,
+    ) -> Result<(Arc<Buffer>, Option<EngineBuffer>), EngineBuffer> {
         self.previous = None;
-        // Nothing is left to give back, so that the hot path need not look.
-        std::mem::forget(self);
-        allocation
+        self.vacant.occupy(output, written_by, writing)
+    }
+
+    /// The view and the block, of a program that comes; `None` if a result has them.
+    #[must_use]
+    pub fn take_out(&mut self) -> Option<(Option<EngineBuffer>, Allocation)> {
+        self.previous = None;
+        self.vacant.take_out()
     }
 }
 
-impl Drop for DestinationBlock {
+impl Drop for Destination {
+    #[inline]
     fn drop(&mut self) {
-        if let (Some(allocation), Some(previous)) = (self.allocation.take(), self.previous.take()) {
+        if let Some(previous) = self.previous.take()
+            && let Some((view, allocation)) = self.vacant.take_out()
+        {
+            // The view goes before the block does.
+            drop(view);
             previous.take_back(allocation);
         }
     }

@@ -8,7 +8,7 @@ use crate::{
     engine::{EngineBuffer, EngineEvent, Outcome, fence::ExecutionQueue},
     error::{Code, Error},
     memory::{
-        Execution, OriginId, Provenance,
+        Block, Execution, Provenance,
         budget::{Charge, Entered},
     },
     report::stacks::StackId,
@@ -20,18 +20,17 @@ use crate::{
             pinned_host::admit_pinned,
             reclaim::{SearchEnd, WaitPolicy},
         },
-        buffer::{BufferRef, CachedOutput},
+        buffer::{BufferRef, VacantBuffer},
         client::{Client, Device},
         device_memory::{
             Allocation, DeviceMemory, ScratchReservation,
             dropped::{OrderedBy, Reused},
-            origins::ORIGINS,
         },
         executable::loaded::{Loaded, Program},
         execute::{
             argument::{Argument, DonationCursor},
             call::{Call, Outputs},
-            destination::{Destination, DestinationBlock},
+            destination::Destination,
             donation_copy::{self, DonationCopy},
             needs,
             nested::NestedRun,
@@ -225,16 +224,18 @@ impl<'a> DeviceLaunch<'a> {
     /// What it has of `memory`, with these copies.
     #[cold]
     fn had(&self, program: &Program, memory: &Arc<DeviceMemory>, copies: &[DonationCopy]) -> Had {
-        let blocks = self.destinations.iter().chain(copies.iter().map(|copy| &copy.destination));
-        let blocks = blocks.filter_map(|destination| destination.block.allocation());
-        let blocks: Vec<&Allocation> = blocks.filter(|block| Arc::ptr_eq(block.memory(), memory)).collect();
+        let of_memory = |block: &Allocation| Arc::ptr_eq(block.memory(), memory).then(|| block.block());
+        let destinations =
+            self.destinations.iter().filter_map(|destination| destination.vacant.with_block(of_memory)?);
+        let blocks: Vec<Block> =
+            destinations.chain(copies.iter().filter_map(|copy| of_memory(&copy.allocation))).collect();
         let is_arena = self.device.and_then(|device| device.arena.as_ref()).is_some_and(|own| Arc::ptr_eq(own, memory));
         let scratch = self.scratch.as_ref().filter(|_| is_arena);
         Had {
-            bytes: blocks.iter().map(|block| block.size()).sum::<Bytes>()
+            bytes: blocks.iter().map(|block| block.size).sum::<Bytes>()
                 + scratch.map_or(Bytes::ZERO, |_| program.scratch),
             scratch: scratch.is_some(),
-            blocks: blocks.iter().map(|block| block.block().id).collect(),
+            blocks: blocks.iter().map(|block| block.id).collect(),
         }
     }
 
@@ -249,9 +250,8 @@ impl<'a> DeviceLaunch<'a> {
     /// Whether the destinations may be why the program was not admitted.
     #[cold]
     fn may_block_admission(&self, loaded: &Loaded, device: &Device, memory: &Arc<DeviceMemory>) -> bool {
-        self.destinations
-            .iter()
-            .any(|destination| destination.block.allocation().is_some_and(|block| Arc::ptr_eq(block.memory(), memory)))
+        let is_there = |block: &Allocation| Arc::ptr_eq(block.memory(), memory);
+        self.destinations.iter().any(|destination| destination.vacant.with_block(is_there).unwrap_or(false))
             && may_admit_elsewhere(memory, &device.engine_bytes, loaded.program.scratch)
     }
 
@@ -302,7 +302,7 @@ impl<'a> DeviceLaunch<'a> {
             let argument = match (copy, nested.as_deref_mut()) {
                 (Some(copy), _) => {
                     let mut argument = Argument::read(buffer)?;
-                    argument.pass(&copy.destination.view);
+                    argument.pass(&copy.view);
                     argument
                 }
                 (None, Some(nested)) => nested.acquire(buffer, is_donated)?,
@@ -331,12 +331,6 @@ impl<'a> DeviceLaunch<'a> {
         Ok(None)
     }
 
-    /// The origin of the result with this number.
-    #[inline]
-    pub fn origin(&self, program: &Program, result: usize) -> OriginId {
-        ORIGINS.made_by(program.origin_ids[result], self.stack)
-    }
-
     /// The device's queue, if the engine orders its executions.
     pub fn queue(&self, client: &Client) -> Option<ExecutionQueue> {
         // SAFETY: the device is the client's, of whose program this is a launch.
@@ -352,16 +346,17 @@ impl<'a> DeviceLaunch<'a> {
 
     /// Whether the program has consumed a destination or a copy, which it does when it begins.
     pub fn has_begun(&self) -> bool {
-        let copies = self.copies.iter().map(|copy| &copy.destination);
-        self.destinations.iter().chain(copies).any(|destination| destination.view.is_consumed())
+        self.destinations.iter().any(|destination| destination.vacant.is_consumed())
+            || self.copies.iter().any(|copy| copy.view.is_consumed())
     }
 
     /// Adds destinations and copies to `resources`.
     pub fn move_into(&mut self, resources: &mut Resources) {
-        let copies = self.copies.drain(..).map(|copy| copy.destination);
-        for destination in self.destinations.drain(..).chain(copies) {
-            resources.consumed.push(destination.view);
-            resources.leftovers.extend(destination.block.take());
+        let copies = self.copies.drain(..).map(|copy| (Some(copy.view), copy.allocation));
+        let destinations = self.destinations.drain(..).filter_map(|mut destination| destination.take_out());
+        for (view, allocation) in destinations.chain(copies) {
+            resources.consumed.extend(view);
+            resources.leftovers.push(allocation);
         }
     }
 
@@ -388,11 +383,10 @@ impl<'a> DeviceLaunch<'a> {
         let is_apart = self.is_apart;
         let mut planned = false;
         for (number, &result) in plan.destinations.iter().enumerate() {
-            let provenance = Provenance { origin: self.origin(&loaded.program, result), run: self.run };
+            let provenance = Provenance { origin: loaded.program.origin(result, self.stack), run: self.run };
             let output = loaded.caches.get(self.device_index).and_then(|cache| cache.take(number, provenance));
-            if let Some(CachedOutput { allocation, view, buffer, .. }) = output {
-                let block = DestinationBlock::new(allocation, None);
-                self.destinations.push(Destination { view, block, reused: Some(buffer) });
+            if let Some(vacant) = output {
+                self.destinations.push(Destination::new(vacant, None));
                 continue;
             }
             let shape = &loaded.program.results[result];
@@ -411,25 +405,36 @@ impl<'a> DeviceLaunch<'a> {
                 let needs = || needs::of(call, index, space.arena(), self.had(&loaded.program, space.arena(), &[]));
                 make_room_for_all(&client.allocator, space.arena(), rest, wait, &needs)?;
             }
-            let (view, block) = match dropped {
-                Some(Reused { view, block, previous }) => (view, DestinationBlock::new(block, Some(previous))),
+            let (view, allocation, previous) = match dropped {
+                Some(Reused { view, block, previous }) => (view, block, Some(previous)),
                 None => {
                     let needs = || needs::of(call, index, space.arena(), self.had(&loaded.program, space.arena(), &[]));
                     let allocation = allocate(&client.allocator, space.arena(), (shape, provenance), wait, &needs);
-                    (None, DestinationBlock::new(allocation.map_err(full)?, None))
+                    (None, allocation.map_err(full)?, None)
                 }
             };
             let view = match view {
-                Some(view) => view,
-                None => {
-                    let address = block.allocation().map_or(0, Allocation::address);
-                    // SAFETY: the client is alive while its executable is. The block holds the array, aligned, and
-                    // outlives the view: it is freed after the operation. Where executions use it still, the engine
-                    // does this one after them.
-                    unsafe { EngineBuffer::view(client.session, space.memory(), address, shape.array())? }
+                Some(view) => Ok(view),
+                // SAFETY: the client is alive while its executable is. The block holds the array, aligned, and
+                // outlives the view: it is freed after the operation. Where executions use it still, the engine
+                // does this one after them.
+                None => unsafe {
+                    EngineBuffer::view(client.session, space.memory(), allocation.address(), shape.array())
+                },
+            };
+            let view = match view {
+                Ok(view) => view,
+                Err(error) => {
+                    if let Some(previous) = previous {
+                        previous.take_back(allocation);
+                    }
+                    return Err(error.into());
                 }
             };
-            self.destinations.push(Destination { view, block, reused: None });
+            let place = (device.handle(), loaded.program.bound(result, device).unwrap_or(space.memory()));
+            let slot = loaded.cache_slot(self.device_index, number);
+            let vacant = VacantBuffer::new(view, place, Arc::clone(shape), allocation, slot);
+            self.destinations.push(Destination::new(vacant, previous));
         }
         Ok(())
     }

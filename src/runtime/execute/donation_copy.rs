@@ -33,9 +33,9 @@ use crate::{
         },
         buffer::{BufferRef, borrowed, reading::Reading, storage::Access},
         client::Device,
-        device_memory::origins::ORIGINS,
+        device_memory::{Allocation, origins::ORIGINS},
         executable::loaded::{Donations, Loaded},
-        execute::{call::Call, destination::Destination, unplaced::Unplaced},
+        execute::{call::Call, unplaced::Unplaced},
     },
     units::{Address, Bytes},
 };
@@ -44,8 +44,10 @@ use crate::{
 pub struct DonationCopy {
     /// The argument's number.
     pub argument: usize,
-    /// The copy's block and view.
-    pub destination: Destination,
+    /// A view of its block, which goes before the block does.
+    pub view: EngineBuffer,
+    /// The block.
+    pub allocation: Allocation,
 }
 
 /// What the call needs, of which it has these copies.
@@ -182,5 +184,5 @@ fn copy<'a>(
         }
         EngineBuffer::view(client.session, device.memory(), allocation.address(), buffer.shape.array())?
     };
-    Ok(Some(DonationCopy { argument, destination: Destination::new(view, allocation) }))
+    Ok(Some(DonationCopy { argument, view, allocation }))
 }

@@ -235,13 +235,13 @@ impl<'a> Launch<'a> {
             if let (Some(nested), Some(device)) = (&mut self.nested, launch.device) {
                 nested.view_all_on_nested(index, device.handle(), &mut launch.copies, &mut launch.destinations)?;
                 for copy in &launch.copies {
-                    launch.arguments[copy.argument].pass(&copy.destination.view);
+                    launch.arguments[copy.argument].pass(&copy.view);
                 }
             }
             if loaded.client.session.view_kind == ViewKind::Device {
                 let arguments = launch.arguments.iter().map(|argument| argument.buffer());
                 let arguments = arguments.map(|buffer| buffer.state().storage.address().unwrap_or(0));
-                let destinations = launch.destinations.iter().map(|destination| destination.address());
+                let destinations = launch.destinations.iter().map(|destination| destination.vacant.address());
                 loaded.note_addresses(launch.device_index, arguments.chain(destinations));
             }
         }
@@ -298,7 +298,7 @@ impl<'a> Launch<'a> {
     #[cold]
     fn dependencies(&mut self) -> Result<SmallVec<[Dependency; 1]>, EngineError> {
         let held = self.devices.iter_mut().filter_map(|launch| match launch.destinations.first_mut() {
-            Some(destination) => Some(destination.view.wait_for()),
+            Some(destination) => Some(destination.vacant.wait_for()),
             None => launch.arguments.iter_mut().find_map(Argument::wait_for),
         });
         let refused = |outcome: Result<Dependency, EngineError>| match outcome {
@@ -338,7 +338,7 @@ impl<'a> Launch<'a> {
         let mut handles: SmallVec<[*mut sys::PJRT_Buffer; 16]> = SmallVec::new();
         for device in &self.devices {
             handles.extend(device.arguments.iter().map(|argument| argument.raw()));
-            handles.extend(device.destinations.iter().map(|destination| destination.view.raw()));
+            handles.extend(device.destinations.iter().map(|destination| destination.vacant.handle()));
         }
         let mut argument_lists: SmallVec<[*const *mut sys::PJRT_Buffer; 1]> = SmallVec::new();
         let mut raw_events: SmallVec<[*mut sys::PJRT_Event; 1]> = SmallVec::new();

@@ -185,34 +185,28 @@ impl<'a> NestedRun<'a> {
     ) -> Outcome {
         for copy in copies {
             let buffer = self.call.argument(index, copy.argument)?;
-            self.view_on_nested(&mut copy.destination, device, &buffer.shape, false)?;
+            let address = copy.allocation.address();
+            copy.view = self.view_on_nested(address, device, &buffer.shape)?;
+            self.places.insert(address, None);
         }
         let program = &self.call.loaded.program;
         for (destination, &result) in destinations.iter_mut().zip(&program.plan.destinations) {
-            self.view_on_nested(destination, device, &program.results[result], true)?;
+            let (shape, address) = (&*program.results[result], destination.vacant.address());
+            let view = self.view_on_nested(address, device, shape)?;
+            let own = destination.vacant.replace_view(view);
+            self.places.insert(address, own.map(|own| (ptr::from_ref(shape), own)));
         }
         Ok(())
     }
 
-    /// Replaces the view of memory that a result may lie in by a view of the nested client. `is_result` says that it
-    /// is meant for the result of this shape.
+    /// A view on the nested client of memory that a result may lie in, of an array of this shape.
     ///
     /// # Errors
     /// The engine's.
-    fn view_on_nested(
-        &mut self,
-        destination: &mut Destination,
-        device: Raw<sys::PJRT_Device>,
-        shape: &Shape,
-        is_result: bool,
-    ) -> Outcome {
+    fn view_on_nested(&self, address: usize, device: Raw<sys::PJRT_Device>, shape: &Shape) -> Outcome<EngineBuffer> {
         let session = self.call.loaded.client.session;
-        let address = destination.address();
         // SAFETY: the block holds an array of this shape, and is freed after the views of it.
-        let view = unsafe { view_on(self.place(device)?, session, address, shape.array(), HostBytes::Writable)? };
-        let own = std::mem::replace(&mut destination.view, view);
-        self.places.insert(address, is_result.then(|| (ptr::from_ref(shape), own)));
-        Ok(())
+        Ok(unsafe { view_on(self.place(device)?, session, address, shape.array(), HostBytes::Writable)? })
     }
 
     /// Replaces the program's outputs by buffers of the user's client.

@@ -46,7 +46,7 @@ use crate::{
         handles::Completion,
     },
     runtime::{
-        buffer::{Buffer, Recycled},
+        buffer::{Buffer, VacantBuffer},
         dispatch::{LastEnd, Timed},
         in_flight::{
             deadline::{Deadline, UnderWay},
@@ -93,13 +93,13 @@ impl Ends for Operation {
         // here.
         let resources = &mut *self.resources.lock();
         let mut consumed = mem::take(&mut resources.consumed);
-        resources.release_memory(self.succeeded.load(Ordering::Relaxed), |recycled| consumed.extend(recycled.free()));
+        resources.release_memory(self.succeeded.load(Ordering::Relaxed), |vacant| consumed.extend(vacant.free()));
         resources.consumed = consumed;
     }
 
     fn reap(&self) {
         let mut resources = mem::take(&mut *self.resources.lock());
-        resources.release_memory(self.succeeded.load(Ordering::Relaxed), Recycled::keep);
+        resources.release_memory(self.succeeded.load(Ordering::Relaxed), VacantBuffer::keep);
         drop(resources.consumed);
         drop(resources.context);
     }

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use crate::{
     engine::EngineBuffer,
     runtime::{
-        buffer::{Buffer, Recycled, usage::User},
+        buffer::{Buffer, VacantBuffer, usage::User},
         device_memory::{Allocation, ScratchReservation},
         dispatch::Timed,
     },
@@ -48,20 +48,20 @@ impl Resources {
     }
 
     /// Frees all memory, and passes each buffer whose last use this was, and which is to be recycled, to `recycle`.
-    pub(super) fn release_memory(&mut self, succeeded: bool, mut recycle: impl FnMut(Recycled)) {
+    pub(super) fn release_memory(&mut self, succeeded: bool, mut recycle: impl FnMut(VacantBuffer)) {
         self.leftovers.clear();
         self.scratch = None;
         for buffer in self.buffers.drain(..) {
-            if let Some(recycled) = buffer.end_operation_use(false, self.user) {
-                recycle(recycled);
+            if let Some(vacant) = buffer.end_operation_use(false, self.user) {
+                recycle(vacant);
             }
         }
         for result in self.results.drain(..) {
             if !succeeded {
                 result.state().mark_failed();
             }
-            if let Some(recycled) = result.end_operation_use(succeeded, self.user) {
-                recycle(recycled);
+            if let Some(vacant) = result.end_operation_use(succeeded, self.user) {
+                recycle(vacant);
             }
         }
     }

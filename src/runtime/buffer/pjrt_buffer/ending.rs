@@ -7,9 +7,10 @@ use crate::{
     memory::Provenance,
     runtime::{
         buffer::{
-            pjrt_buffer::{Buffer, CachedOutput, LARGEST_CACHED, Recycled},
+            pjrt_buffer::{Buffer, LARGEST_CACHED},
             storage::{Access, Storage},
             usage::{Life, Trust, User},
+            vacant::VacantBuffer,
         },
         device_memory::{
             Allocation,
@@ -62,12 +63,13 @@ impl Buffer {
         }
         // The engine still counts the references of a handle, and would answer its donation with a copy elsewhere.
         if !referenced && self.access == Access::Full && self.session.is_open() {
-            // In this order: a buffer that is taken for reuse and not kept would leave its view behind.
-            if self.cache_slot.is_some()
-                && let Some((view, allocation)) = state.take_for_reuse()
+            // In this order: a buffer that is vacated and not kept would stay vacant.
+            if let Some(slot) = &self.cache_slot
+                && let Some(vacated) = state.vacate()
             {
                 drop(state);
-                CachedOutput { view, allocation, buffer: self, retired: false }.keep();
+                let (cache, destination) = (Arc::clone(&slot.cache), slot.destination);
+                cache.put(destination, self, vacated);
                 return None;
             }
             if state.begin_recycling() {
@@ -144,19 +146,19 @@ impl Buffer {
     }
 
     /// Ends an operation's use of the bytes, on any thread; `wrote` says that the operation wrote them and succeeded.
-    /// If this was the last use of a buffer that is recycling, returns what is to be reused or destroyed.
-    pub fn end_operation_use(self: Arc<Self>, wrote: bool, user: User) -> Option<Recycled> {
+    /// If this was the last use of a buffer that is recycling, returns it, to be reused or destroyed.
+    pub fn end_operation_use(self: Arc<Self>, wrote: bool, user: User) -> Option<VacantBuffer> {
         let mut state = self.state();
         if wrote {
             state.mark_defined();
         }
         state.end_use(user);
         if state.recycling && state.is_free() {
-            let whole = state.is_defined();
-            let (view, allocation) = state.take_out()?;
             state.recycling = false;
-            drop(state);
-            return Some(Recycled { view, allocation, buffer: self, whole });
+            if let Some(vacated) = state.vacate_free(true) {
+                drop(state);
+                return Some(VacantBuffer::of(self, vacated));
+            }
         }
         let freed = state.take_unneeded();
         drop(state);

@@ -154,10 +154,10 @@ impl<T> State<T> {
 
     /// Makes the buffer live again with other bytes, still to be written; it was deleted, and nothing used or
     /// referenced the old ones.
-    pub fn reuse(&mut self, body: T) {
+    pub fn revive(&mut self) {
         debug_assert!(self.life == Life::Deleted && self.is_free() && !self.address_known && !self.moving);
         debug_assert!(self.pending_donations == 0, "donated after its end");
-        (self.life, self.defined, self.body) = (Life::Live, false, body);
+        (self.life, self.defined) = (Life::Live, false);
         (self.may_fail, self.readers) = (true, Trust::Any);
     }
 
