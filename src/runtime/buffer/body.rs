@@ -169,7 +169,7 @@ impl State<Body> {
         Some(taken)
     }
 
-    /// As [`Self::take_for_reuse`], of a buffer that programs still use: retires the block, and leaves block and
+    /// As [`Self::vacate`], of a buffer that programs still use: retires the block, and leaves block and
     /// handle to the end of the last use. Whether it did.
     pub fn begin_recycling(&mut self) -> bool {
         if self.move_barrier() != Some(MoveBarrier::InUse) || self.is_copied() || self.view.is_none() {

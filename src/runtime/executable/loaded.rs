@@ -134,8 +134,8 @@ impl Plan {
 pub struct Origins {
     /// The arguments that the execution consumed, in ascending order.
     pub consumed: Vec<usize>,
-    /// For each result which it lay in of the destinations, or, counted on behind those, of the consumed arguments; `None`
-    /// is memory of the engine.
+    /// For each result which it lay in of the destinations, or, counted on behind those, of the consumed arguments;
+    /// `None` is memory of the engine.
     pub results: Vec<Option<usize>>,
 }
 

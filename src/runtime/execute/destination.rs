@@ -11,8 +11,8 @@ use crate::{
     },
 };
 
-/// See the module's documentation. Dropped before a program was passed it, it destroys the view and frees the block; but
-/// an array that executions still use takes the block back that it had.
+/// See the module's documentation. Dropped before a program was passed it, it destroys the view and frees the block;
+/// but an array that executions still use takes the block back that it had.
 pub struct Destination {
     /// The buffer.
     pub vacant: VacantBuffer,

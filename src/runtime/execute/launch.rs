@@ -290,8 +290,8 @@ impl<'a> Launch<'a> {
     }
 
     /// What keeps the program out of the caller's thread: its first destination, or else its first donated argument, on
-    /// each device. One that has neither runs there, and so does one whose donated arguments others use, unless it waits
-    /// for those.
+    /// each device. One that has neither runs there, and so does one whose donated arguments others use, unless it
+    /// waits for those.
     ///
     /// # Errors
     /// An exception of the engine's: it may have used a destination or an argument up.

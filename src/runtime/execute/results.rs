@@ -31,8 +31,8 @@ use crate::{
 /// One execution in so many is compared though the program's placement is known.
 const VERIFY_EVERY: u64 = 64;
 
-/// The memory that results may lie in: the destinations of a launch, and, counted on behind them, what it consumed of its
-/// arguments.
+/// The memory that results may lie in: the destinations of a launch, and, counted on behind them, what it consumed of
+/// its arguments.
 struct Places<'a> {
     destinations: &'a mut [Destination],
     candidates: &'a mut [Candidate],
@@ -97,8 +97,8 @@ struct Launched<'a> {
     writing: Definition,
 }
 
-/// Wraps the outputs, and gives each to `give`, in their order: it takes the memory that it lies in; one in none of ours
-/// is memory of the engine. What programs consumed of the destinations is added to `consumed`.
+/// Wraps the outputs, and passes each to `give`, in their order: it takes the memory that it lies in; one in none of
+/// ours is memory of the engine. What programs consumed of the destinations is added to `consumed`.
 ///
 /// Which memory that is, the first execution of a program learns by comparing addresses. The CPU engine decides it
 /// when it compiles, so later executions in which the same arguments were consumed take it as known; one in

@@ -6,10 +6,8 @@
 //! until its program is over, or an operation in flight:
 //!
 //! ```text
-//!   begin ------> Execute ------> was it alone?  yes: the program is over
-//!                                                no:  it may have had to wait; its end is asked for, and is an operation
-//!                                                     in flight
-//!                                                                                                        ------> end
+//!   begin ------> Execute ------> was it alone? -- yes: the program is over -----------------------------------> end
+//!                                               `- no:  it may have had to wait: it is an operation in flight -> end
 //! ```
 //!
 //! A launch was alone if none was under way when it began, and none has begun since: if the engine had its program wait
