@@ -42,6 +42,8 @@ pub struct Vacated {
     pub retired: bool,
     /// Whether the engine's buffer holds no error.
     pub whole: bool,
+    /// Whether a transfer or a query has used the bytes.
+    pub transferred: bool,
 }
 
 impl Body {
@@ -143,7 +145,7 @@ impl State<Body> {
         }
         let address = self.allocation()?.address();
         self.vacant = true;
-        Some(Vacated { handle, address, retired, whole: self.is_defined() })
+        Some(Vacated { handle, address, retired, whole: self.is_defined(), transferred: self.is_transferred() })
     }
 
     /// Makes a vacant buffer live, with bytes that a program writes, or has written.

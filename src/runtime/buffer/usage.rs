@@ -13,6 +13,7 @@
 //!   may fail               a program that may fail has yet to write the bytes
 //!   unsure reader          a program that may fail reads them: see below
 //!   last use               the last launch that read the bytes, and could have been donated them: see `last_use.rs`
+//!   transferred            a transfer or a query used the bytes: the engine may note its end later than it tells of it
 //!   moving                 a compaction moves the bytes; every other thread waits, as long as one compaction takes
 //!   pending_donations > 0  so many launches under way are donated the bytes, and may write to them at once: no copy
 //!                          begins

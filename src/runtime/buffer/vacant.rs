@@ -48,7 +48,8 @@ impl VacantBuffer {
         allocation: Allocation,
         cache_slot: Option<CacheSlot>,
     ) -> Self {
-        let vacated = Vacated { handle: Raw(view.raw()), address: allocation.address(), retired: false, whole: true };
+        let (handle, address) = (Raw(view.raw()), allocation.address());
+        let vacated = Vacated { handle, address, retired: false, whole: true, transferred: false };
         let session = view.session();
         let body = Body::vacant(view, Storage::Arena(allocation));
         let buffer = Buffer::with_body(session, body, place, shape, Access::Full, cache_slot);
@@ -72,6 +73,12 @@ impl VacantBuffer {
     #[inline]
     pub fn address(&self) -> usize {
         self.vacated.address
+    }
+
+    /// Whether a transfer or a query has used the bytes.
+    #[inline]
+    pub fn is_transferred(&self) -> bool {
+        self.vacated.transferred
     }
 
     /// The array's bytes.

@@ -27,6 +27,13 @@ impl Destination {
         Self { vacant, previous }
     }
 
+    /// Whether the engine begins a program that is donated this at once: no use of the view before is under way for the
+    /// engine.
+    #[inline]
+    pub fn is_settled(&self) -> bool {
+        self.previous.is_none() && !self.vacant.is_transferred()
+    }
+
     /// As [`VacantBuffer::occupy`]: the program comes, so that the array before gets nothing back.
     ///
     /// # Errors

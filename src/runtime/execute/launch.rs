@@ -22,6 +22,7 @@ use crate::{
         execute::{
             argument::Argument,
             call::{Call, Outputs},
+            destination::Destination,
             device_launch::DeviceLaunch,
             donation_copy,
             host_callbacks::{self, CallbackRun},
@@ -278,15 +279,20 @@ impl<'a> Launch<'a> {
     }
 
     /// Whether the program is over when the engine returns, unless it waits for another launch's: it runs in the
-    /// caller's thread, on one device, waits for no argument, and cannot fail.
+    /// caller's thread, on one device, waits for no argument, and cannot fail. What it is donated, the engine has it
+    /// wait for each use before, which may not have ended for the engine when it has told us so: a copy's source.
     #[inline]
     fn waits_for_launches_alone(&self) -> bool {
         let Loaded { program, devices, .. } = self.call.loaded;
         let ([device], [_], Some((_, Thread::Callers))) = (&*self.devices, &**devices, self.began) else {
             return false;
         };
-        let is_there = |argument: &Argument<'_>| argument.definition == Definition::Defined;
-        !self.may_fail && !program.results.is_empty() && device.arguments.iter().all(is_there)
+        let is_there =
+            |argument: &Argument<'_>| argument.definition == Definition::Defined && !argument.may_be_consumed();
+        !self.may_fail
+            && !program.results.is_empty()
+            && device.arguments.iter().all(is_there)
+            && device.destinations.iter().all(Destination::is_settled)
     }
 
     /// What keeps the program out of the caller's thread: its first destination, or else its first donated argument, on

@@ -92,6 +92,8 @@ pub struct State<T> {
     /// Which programs may be donated the bytes, as far as their readers go.
     readers: Trust,
     pub(super) moving: bool,
+    /// A transfer or a query has used the bytes. The engine may tell of its end before it notes it for itself.
+    transferred: bool,
     /// Of the last launch, where that could have been donated the bytes, and nothing has used them since. In a box,
     /// which most buffers never need.
     last_use: Option<Box<LastUse>>,
@@ -130,6 +132,7 @@ impl<T> State<T> {
             may_fail: true,
             readers: Trust::Any,
             moving: false,
+            transferred: false,
             last_use: None,
             body,
         }
@@ -158,7 +161,7 @@ impl<T> State<T> {
         debug_assert!(self.life == Life::Deleted && self.is_free() && !self.address_known && !self.moving);
         debug_assert!(self.pending_donations == 0, "donated after its end");
         (self.life, self.defined) = (Life::Live, false);
-        (self.may_fail, self.readers) = (true, Trust::Any);
+        (self.may_fail, self.readers, self.transferred) = (true, Trust::Any, false);
     }
 
     /// The bytes are those of an execution's result.
@@ -199,8 +202,9 @@ impl<T> State<T> {
     /// Begins a use of the bytes.
     pub fn begin_use(&mut self, user: User) {
         self.users += 1;
-        if user == User::Execution {
-            self.executions += 1;
+        match user {
+            User::Execution => self.executions += 1,
+            User::Transfer => self.transferred = true,
         }
         self.note_use();
     }
@@ -376,6 +380,11 @@ impl<T> State<T> {
     /// it, whoever writes it.
     pub fn trust(&self) -> Trust {
         if self.readers == Trust::Any && !self.definition().is_good() { Trust::Nobody } else { self.readers }
+    }
+
+    /// Whether a transfer or a query has used the bytes since they were written.
+    pub fn is_transferred(&self) -> bool {
+        self.transferred
     }
 
     /// Whether the bytes are written and good.
