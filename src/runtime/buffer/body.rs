@@ -132,8 +132,9 @@ impl State<Body> {
         if self.move_barrier().is_some() {
             return None;
         }
+        let vacated = self.vacate_free(false)?;
         self.end(Life::Deleted);
-        self.vacate_free(false)
+        Some(vacated)
     }
 
     /// As [`Self::vacate`], of a buffer that is free, and whose block is `retired` or not.

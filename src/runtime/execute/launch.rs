@@ -278,11 +278,11 @@ impl<'a> Launch<'a> {
         Ok(dependencies)
     }
 
-    /// Whether the program is over when the engine returns, unless it waits for another launch's: it runs in the
-    /// caller's thread, on one device, waits for no argument, and cannot fail. What it is donated, the engine has it
-    /// wait for each use before, which may not have ended for the engine when it has told us so: a copy's source.
+    /// Whether the engine begins the program at once, in the caller's thread, and it cannot fail, unless it waits for
+    /// another launch's: it runs on one device, and its arguments are there. For what it is donated the engine has it
+    /// wait for all uses before, which may end for the engine after it told us so: those of a copy's source.
     #[inline]
-    fn waits_for_launches_alone(&self) -> bool {
+    fn begins_at_once(&self) -> bool {
         let Loaded { program, devices, .. } = self.call.loaded;
         let ([device], [_], Some((_, Thread::Callers))) = (&*self.devices, &**devices, self.began) else {
             return false;
@@ -340,7 +340,7 @@ impl<'a> Launch<'a> {
         let dependencies = self.hold_back().inspect_err(|_| self.under_way = Some(false))?;
         let in_flight = &loaded.client.allocator.in_flight;
         let begun = self.begun.insert(in_flight.begin_launch());
-        let is_alone = in_flight.is_alone(begun) && self.waits_for_launches_alone();
+        let is_alone = in_flight.is_alone(begun) && self.begins_at_once();
         let mut handles: SmallVec<[*mut sys::PJRT_Buffer; 16]> = SmallVec::new();
         for device in &self.devices {
             handles.extend(device.arguments.iter().map(|argument| argument.raw()));
